@@ -28,6 +28,7 @@ PLAN = PlanRecord(
 EXECUTION = Execution(
     phase=Phase.UPDATE,
     num_expected=4,
+    num_reports=4,
     num_ep_groups=1,
     missing=(),
     num_applied=4,
@@ -35,7 +36,5 @@ EXECUTION = Execution(
     reasons=(),
     imbalance=1.02,
     rank_tokens=(1, 1, 1, 1),
-    reorder_sent_bytes=0,
-    replica_sent_bytes=0,
-    plan_wait_s=0.0,
+    num_token_copies=4,
 )

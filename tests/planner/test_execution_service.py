@@ -81,7 +81,7 @@ def test_S9_the_number_of_layers_counts_once_into_the_cells_of_a_report(client: 
 @pytest.mark.parametrize("shape", [[2, 1 << 20], [2, 3, 1 << 20], [1], []])
 def test_S7_a_load_of_another_shape_is_refused_before_it_is_inflated(shape: list[int]) -> None:
     load = array_pb2.Array(dtype="D_TYPE_INT64", shape=shape, data=b"no stream at all", deflated=True)
-    request = execution_pb2.ReportExecutionRequest(step=1, realised_load=load, phase="PHASE_UPDATE")
+    request = execution_pb2.ReportExecutionRequest(step=1, realised_load=load, phase="PHASE_UPDATE", num_processes=1)
     with pytest.raises(InvalidInput, match=r"realised_load.shape: expected \[any, 3\]"):
         decode_execution_report(request, MODEL, CLUSTER)
 

@@ -61,11 +61,6 @@ def test_missing_ranks_are_named_and_get_no_numbers() -> None:
     assert execution.num_token_copies is None
 
 
-def test_processes_are_not_counted_if_an_agent_does_not_say_how_many_it_speaks_for() -> None:
-    (execution,) = executions([report(0, 0, [[3]]), report(0, 1, [[3]], num_processes=0)], CLUSTER)
-    assert execution.num_processes == 0
-
-
 def test_loads_of_different_shapes_have_no_imbalance() -> None:
     reports = [report(0, 0, [[3]]), report(0, 1, [[3, 3]]), report(1, 0, [[3]]), report(1, 1, [[3]])]
     assert executions(reports, CLUSTER)[0].imbalance is None

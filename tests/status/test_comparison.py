@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relibra.planning import Phase, PlanId
+from relibra.planning.execution import PhaseSummary
 from relibra.planning.plan import Prediction
+from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.status.comparison import Compared, Side, compare
 from relibra.store import StepState, StepSummary
-from relibra.store.step_summary import PhaseSummary, PlanBrief
+from relibra.store.step_summary import PlanBrief
 
 PHASE = PhaseSummary(
     phase=Phase.UPDATE,
@@ -25,7 +27,7 @@ PHASE = PhaseSummary(
     replica_wait_s=0.125,
     reorder_sent_bytes=0,
     replica_sent_bytes=0,
-    num_otherwise=2,
+    routing=RoutingCheck(num_cells=9, otherwise={RoutingCause.FILLERS: 2}),
     num_token_copies=100,
     duration_s=8.0,
     num_processes=4,

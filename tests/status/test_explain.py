@@ -74,6 +74,7 @@ def fallen_back(cause: Cause) -> Execution:
     return Execution(
         phase=Phase.UPDATE,
         num_expected=4,
+        num_reports=4,
         num_ep_groups=1,
         missing=(),
         num_applied=0,
@@ -81,8 +82,7 @@ def fallen_back(cause: Cause) -> Execution:
         reasons=("said",),
         imbalance=1.8,
         rank_tokens=(1, 1, 1, 1),
-        reorder_sent_bytes=0,
-        replica_sent_bytes=0,
+        num_token_copies=4,
         plan_wait_s=30.0,
     )
 

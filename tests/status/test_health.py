@@ -28,10 +28,15 @@ PLANNED = replace(COLLECTING, step=7, plan=PLAN)
         ([replace(COLLECTING, submitted_at=NOW - 31), PLANNED], [], JobState.FAILING, "is a planner running"),
         ([replace(COLLECTING, submitted_at=NOW - 1), PLANNED], [], JobState.WELL, "solving"),
         ([PLANNED, replace(COLLECTING, step=3, failure="old")], [], JobState.WELL, "step 7"),
-        ([PLANNED], [replace(EXECUTION, num_applied=3, missing=((0, 2),))], JobState.ATTENTION, "missing: rank 2$"),
         (
             [PLANNED],
-            [replace(EXECUTION, num_applied=3, missing=((1, 2),), num_ep_groups=2)],
+            [replace(EXECUTION, num_reports=3, num_applied=3, missing=((0, 2),))],
+            JobState.ATTENTION,
+            "missing: rank 2$",
+        ),
+        (
+            [PLANNED],
+            [replace(EXECUTION, num_reports=3, num_applied=3, missing=((1, 2),), num_ep_groups=2)],
             JobState.ATTENTION,
             "missing: rank 2 of group 1",
         ),
@@ -68,7 +73,7 @@ EVERY_40_S = [planned(step, NOW - 900 - 40 * (7 - step)) for step in (7, 6, 5, 4
         (
             [],
             7,
-            [replace(EXECUTION, num_applied=3, missing=((0, 2),))],
+            [replace(EXECUTION, num_reports=3, num_applied=3, missing=((0, 2),))],
             "step 7: .* missing: rank 2; check the logs",
         ),
         ([], 7, [replace(EXECUTION, phase=Phase.RECOMPUTE)], "no rank has reported phase update of step 7"),

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from relibra.planning import Cluster, Model, Phase, PlanId, PlanParams
 from relibra.planning.cost import CostModel
+from relibra.planning.execution import PhaseSummary
 from relibra.planning.load import imbalance
 from relibra.planning.plan import Basis, Prediction
 from relibra.status.savings import NOTHING, Saving, TokenTime, assumption, hours_text, saving_of, total
 from relibra.store import JobRecord, StepState, StepSummary
-from relibra.store.step_summary import PhaseSummary, PlanBrief
+from relibra.store.step_summary import PlanBrief
 
 US = TokenTime(us=1e6, is_measured=True)
 """One second for one token copy."""
@@ -29,7 +30,6 @@ PHASE = PhaseSummary(
     replica_wait_s=0.0,
     reorder_sent_bytes=0,
     replica_sent_bytes=0,
-    num_otherwise=0,
     num_token_copies=100,
     duration_s=1e6,
     num_processes=4,
@@ -119,7 +119,6 @@ def test_the_sum_of_steps_is_the_sum_of_their_parts() -> None:
     [
         step(replace(PHASE, imbalance=None)),
         step(PHASE, replace(PHASE, phase=Phase.RECOMPUTE, num_token_copies=None)),
-        step(replace(PHASE, num_processes=0)),
         step(replace(PHASE, duration_s=0.0)),
         replace(step(PHASE), plan=None),
     ],

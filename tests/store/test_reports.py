@@ -1,6 +1,5 @@
 import asyncio
 import dataclasses
-import json
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,6 @@ from relibra.planning import Cause, ExecutionReport, Phase, PlanId
 from relibra.planning.execution import executions
 from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.store import JobRecord, Store, StoreLimits
-from relibra.store.documents import (
-    decode_execution_report,
-    decode_execution_sum,
-    encode_execution_report,
-    encode_execution_sum,
-)
 from relibra.store.keys import JobKeys
 
 
@@ -102,28 +95,6 @@ def test_S7_sums_expire_with_their_step(store: Store, run: Loop, job: JobRecord)
         run(store.put_report(job, report(job, Phase.UPDATE, rank)))
     assert expire(store, run, job, [1]) == [1]
     assert run(store.get_executions(job, [1])) == [[]]
-
-
-def test_causes_that_another_version_wrote_are_unspecified(job: JobRecord) -> None:
-    written = json.loads(encode_execution_report(report(job, Phase.UPDATE, 0)))
-    older = json.dumps({key: value for key, value in written.items() if key != "causes"})
-    newer = json.dumps(written | {"causes": ["late", "eclipse", "late"]})
-    realised = report(job, Phase.UPDATE, 0).realised_load_ML
-    assert decode_execution_report(1, older.encode(), realised).causes == ()
-    assert decode_execution_report(1, newer.encode(), realised).causes == (Cause.LATE, Cause.UNSPECIFIED)
-    (execution,) = executions([report(job, Phase.UPDATE, rank) for rank in range(job.cluster.num_ranks)], job.cluster)
-    summed = json.loads(encode_execution_sum(execution)) | {"fallbacks": {"late": 4, "eclipse": 2, "other": 3}}
-    assert decode_execution_sum(json.dumps(summed).encode()).fallbacks == {Cause.LATE: 4, Cause.UNSPECIFIED: 3}
-
-
-def test_a_comparison_that_another_version_wrote_is_unspecified_or_missing(job: JobRecord) -> None:
-    written = json.loads(encode_execution_report(report(job, Phase.UPDATE, 1)))
-    older = json.dumps({key: value for key, value in written.items() if key != "routing"})
-    newer = json.dumps(written | {"routing": {"num_cells": 9, "otherwise": {"moon": 2, "fillers": 1, "sun": 3}}})
-    realised = report(job, Phase.UPDATE, 1).realised_load_ML
-    assert decode_execution_report(1, older.encode(), realised).routing == RoutingCheck()
-    otherwise = decode_execution_report(1, newer.encode(), realised).routing.otherwise
-    assert otherwise == {RoutingCause.UNSPECIFIED: 5, RoutingCause.FILLERS: 1}
 
 
 def test_S7_the_reports_of_a_step_have_a_limit_and_count_into_its_size(

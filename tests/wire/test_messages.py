@@ -176,7 +176,7 @@ def test_execution_reports_survive_the_wire(applied: PlanId | None, phase: Phase
         ({"reorder_s": -1.0}, "reorder_s: expected seconds"),
         ({"replica_wait_s": math.inf}, "replica_wait_s: expected seconds"),
         ({"duration_s": -math.inf}, "duration_s: expected seconds"),
-        ({"num_processes": 65537}, "num_processes: expected at most 65536, got 65537"),
+        ({"num_processes": 65537}, "num_processes: expected 1 to 65536, got 65537"),
         (
             {"num_cells_compared": 3, "routed_otherwise": [execution_pb2.RoutedOtherwise(cause=1, num_cells=4)]},
             r"routed_otherwise: expected at most 3 cells, all that were compared, got 4",
@@ -188,7 +188,7 @@ def test_execution_reports_survive_the_wire(applied: PlanId | None, phase: Phase
     ],
 )
 def test_bad_execution_reports_are_refused_by_name(change: dict[str, object], fault: str) -> None:
-    fields = {"phase": execution_pb2.PHASE_UPDATE} | change
+    fields = {"phase": execution_pb2.PHASE_UPDATE, "num_processes": 1} | change
     request = execution_pb2.ReportExecutionRequest(
         **fields,  # type: ignore[arg-type]
         realised_load=array.encode(np.zeros((1, 3), dtype=np.int64)),
@@ -209,6 +209,7 @@ def test_bad_execution_reports_are_refused_by_name(change: dict[str, object], fa
 def test_causes_of_another_version_are_unspecified_and_each_counts_once(sent: list[int], read: tuple[Cause]) -> None:
     request = execution_pb2.ReportExecutionRequest(
         phase=execution_pb2.PHASE_UPDATE,
+        num_processes=1,
         realised_load=array.encode(np.zeros((1, 3), dtype=np.int64)),
         causes=sent,  # type: ignore[arg-type]
     )

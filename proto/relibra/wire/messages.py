@@ -1,7 +1,8 @@
 """Registrations, schedules, plans and reports to and from their messages; each `decode_*` validates its message."""
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, fields
+from typing import Any
 
 import numpy as np
 
@@ -276,33 +277,29 @@ _ROUTING_CAUSE_OF_NUMBER = {number: cause for cause, number in _ROUTING_CAUSES.i
 _CAUSE_OF_NUMBER = {number: cause for cause, number in _CAUSES.items()}
 
 
+# Fields of a report that are numbers or text travel under their own names.
+_PLAIN_FIELDS = tuple(each.name for each in fields(ExecutionReport) if each.type in (int, float, str))
+_TIMES = tuple(name for name in _PLAIN_FIELDS if name.endswith("_s"))
+
+
 def encode_execution_report(
     job_id: str, report: ExecutionReport, epoch: int = 0
 ) -> execution_pb2.ReportExecutionRequest:
     """Build the message of an execution report."""
+    plain: dict[str, Any] = {name: getattr(report, name) for name in _PLAIN_FIELDS}
     return execution_pb2.ReportExecutionRequest(
+        **plain,
         job_id=job_id,
-        step=report.step,
+        epoch=epoch,
         phase=_PHASES[report.phase],
-        ep_group=report.ep_group,
-        ep_rank=report.ep_rank,
         applied=encode_plan_id(report.applied) if report.applied else None,
-        reason=report.reason,
         realised_load=array.encode(report.realised_load_ML),
-        reorder_sent_bytes=report.reorder_sent_bytes,
-        replica_sent_bytes=report.replica_sent_bytes,
-        plan_wait_s=report.plan_wait_s,
-        reorder_s=report.reorder_s,
-        replica_wait_s=report.replica_wait_s,
         causes=[_CAUSES[cause] for cause in report.causes],
         num_cells_compared=report.routing.num_cells,
         routed_otherwise=[
             execution_pb2.RoutedOtherwise(cause=_ROUTING_CAUSES[cause], num_cells=num_cells)
             for cause, num_cells in report.routing.otherwise.items()
         ],
-        epoch=epoch,
-        duration_s=report.duration_s,
-        num_processes=report.num_processes,
     )
 
 
@@ -325,33 +322,24 @@ def decode_execution_report(
     ):
         if value >= bound:
             raise InvalidInput.of(field, expected=f"0 to {bound - 1}", got=value)
-    for field in ("plan_wait_s", "reorder_s", "replica_wait_s", "duration_s"):
+    for field in _TIMES:
         if not 0 <= getattr(request, field) < math.inf:
             raise InvalidInput.of(field, expected="seconds, at least 0", got=getattr(request, field))
-    if request.num_processes > _MAX_PROCESSES:
-        raise InvalidInput.of("num_processes", expected=f"at most {_MAX_PROCESSES}", got=request.num_processes)
+    if not 1 <= request.num_processes <= _MAX_PROCESSES:
+        raise InvalidInput.of("num_processes", expected=f"1 to {_MAX_PROCESSES}", got=request.num_processes)
     load_ML = array.decode(request.realised_load, "realised_load", kinds="i", shape=(None, model.num_layers))
     if load_ML.min(initial=0) < 0:
         raise InvalidInput.of("realised_load", expected="token copies, at least 0", got=load_ML.min())
     if request.causes and request.HasField("applied"):
         raise InvalidInput.of("causes", expected="none where a plan was applied", got=list(request.causes))
+    plain: dict[str, Any] = {name: getattr(request, name) for name in _PLAIN_FIELDS}
     return ExecutionReport(
-        step=request.step,
+        **plain,
         phase=phase,
-        ep_group=request.ep_group,
-        ep_rank=request.ep_rank,
         applied=decode_plan_id(request.applied) if request.HasField("applied") else None,
-        reason=request.reason,
         realised_load_ML=load_ML.astype(np.int64),
-        reorder_sent_bytes=request.reorder_sent_bytes,
-        replica_sent_bytes=request.replica_sent_bytes,
-        plan_wait_s=request.plan_wait_s,
-        reorder_s=request.reorder_s,
-        replica_wait_s=request.replica_wait_s,
         causes=tuple(dict.fromkeys(_CAUSE_OF_NUMBER.get(each, Cause.UNSPECIFIED) for each in request.causes)),
         routing=_decode_routing(request),
-        duration_s=request.duration_s,
-        num_processes=request.num_processes,
     )
 
 

@@ -144,8 +144,8 @@ def _print_summary(console: Console, step: dict[str, Any]) -> None:
         _print_prediction(console, summary["plan_id"], summary["prediction"])
     for each in summary["phases"]:
         _print_phase(console, each)
-        if each["num_otherwise"]:
-            console.print(f"  routed otherwise than planned in {each['num_otherwise']} cells", style="yellow")
+        if num_otherwise := each["routing"]["num_otherwise"]:
+            console.print(f"  routed otherwise than planned in {num_otherwise} cells", style="yellow")
         if each["num_reports"] < each["num_expected"]:
             console.print(f"  {each['num_expected'] - each['num_reports']} ranks did not report", style="yellow")
 

@@ -7,9 +7,10 @@ M micro-batches of the rank's EP group, L layers.
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +51,50 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutionReport:
+class PhaseFigures:
+    """What was measured in one phase: by one rank, or by several together."""
+
+    reorder_sent_bytes: int = 0
+    """Bytes sent in the reorder."""
+    replica_sent_bytes: int = 0
+    """Bytes sent for replicas: weights and gradients."""
+    plan_wait_s: float = 0.0
+    """How long a rank waited for the plan; the longest wait of several ranks."""
+    reorder_s: float = 0.0
+    """How long the reorder took, from the first expert that left until all ranks had written theirs; the longest."""
+    replica_wait_s: float = 0.0
+    """How long a rank's host waited for replicas and their gradients: what computation did not hide; the longest."""
+    duration_s: float = 0.0
+    """How long the phase took, without the wait for the plan and the reorder; the longest."""
+    num_processes: int = 1
+    """Processes, each on a GPU of its own: pipeline stages x parts of each expert, summed over ranks."""
+    routing: RoutingCheck = field(default_factory=RoutingCheck)
+    """The routing of the tokens of these ranks, compared with what the plan was made for. A cell counts once for every
+    rank."""
+
+    @property
+    def waited_s(self) -> float:
+        """All waits together: for the plan, the reorder and replicas."""
+        return self.plan_wait_s + self.reorder_s + self.replica_wait_s
+
+    @classmethod
+    def total(cls, parts: "Iterable[PhaseFigures]") -> "PhaseFigures":
+        """Return the figures of several ranks together: the longest of times, the sum of all other figures."""
+        parts = list(parts)
+        added: dict[str, Any] = {
+            each.name: (max if each.name.endswith("_s") else sum)(getattr(part, each.name) for part in parts)
+            for each in fields(PhaseFigures)
+            if each.name != "routing"
+        }
+        return PhaseFigures(**added, routing=RoutingCheck.total(part.routing for part in parts))
+
+    def figures(self) -> dict[str, Any]:
+        """Return the fields of this class, also of an object of a derived class, by name."""
+        return {each.name: getattr(self, each.name) for each in fields(PhaseFigures)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionReport(PhaseFigures):
     """One rank's report of one phase of one step."""
 
     step: int
@@ -58,80 +102,50 @@ class ExecutionReport:
     ep_group: int
     ep_rank: int
     applied: PlanId | None
-    """None where the rank kept the previous placement without replicas."""
+    """The executed plan; None where the rank kept the previous placement without replicas."""
     reason: str
     """Why this plan or why none, for people. Programs read `causes`."""
     realised_load_ML: NDArray[np.int64]
-    """Token copies this rank computed."""
-    reorder_sent_bytes: int
-    """Bytes that this rank sent in the reorder."""
-    replica_sent_bytes: int
-    """Bytes that this rank sent for replicas: weights and gradients."""
-    plan_wait_s: float
-    """How long this rank waited for the plan."""
-    reorder_s: float = 0.0
-    """How long the reorder took, from the first expert that left until all ranks had written theirs."""
-    replica_wait_s: float = 0.0
-    """How long the rank's host waited for replicas and their gradients: the part that computation did not hide."""
+    """Token copies that this rank computed."""
     causes: tuple[Cause, ...] = ()
-    """All causes of the fallback, each once. Empty where a plan was applied, and from agents that send no causes."""
-    routing: RoutingCheck = field(default_factory=RoutingCheck)
-    """The routing of this rank's own tokens, compared with what the plan was made for."""
-    duration_s: float = 0.0
-    """How long the phase took, without the wait for the plan and the reorder; 0 from agents that do not say."""
-    num_processes: int = 0
-    """Processes that the report speaks for: pipeline stages x parts of each expert; 0 from agents that do not say."""
+    """All causes of the fallback, each once. Empty where a plan was applied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Execution:
-    """What the ranks of all EP groups did in one phase of a step."""
+class PhaseSummary(PhaseFigures):
+    """What the ranks of all EP groups did in one phase of a step, in brief."""
 
     phase: Phase
     num_expected: int
     """Ranks of all EP groups."""
-    num_ep_groups: int
-    missing: tuple[tuple[int, int], ...]
-    """(EP group, rank) of every rank that did not report, in order."""
+    num_reports: int
+    """Ranks that have reported."""
     num_applied: int
     """Ranks that applied the plan."""
     fallbacks: dict[Cause, int]
     """The number of ranks for which each cause applies; a rank with two causes counts under both."""
-    reasons: tuple[str, ...]
-    """The first few different reasons of the ranks that fell back."""
     imbalance: float | None
     """The realised imbalance; None until all ranks have reported, and where their loads differ in shape."""
-    rank_tokens: tuple[int | None, ...]
-    """Token copies of every EP rank, summed over groups, micro-batches and layers; None where a report is missing."""
-    reorder_sent_bytes: int
-    replica_sent_bytes: int
-    plan_wait_s: float
-    """The wait of the rank that waited longest for its plan."""
-    reorder_s: float = 0.0
-    """The reorder of the rank for which it took longest."""
-    replica_wait_s: float = 0.0
-    """The wait of the rank that waited longest for replicas and their gradients."""
-    routing: RoutingCheck = field(default_factory=RoutingCheck)
-    """The routing of all ranks, compared with what the plan was made for. A cell counts once for every rank."""
-    duration_s: float = 0.0
-    """The phase of the rank for which it took longest, without plan wait and reorder; 0 if no rank says."""
-    num_processes: int = 0
-    """Processes that the reports speak for, each on a GPU of its own; 0 if a rank does not say."""
-
-    @property
-    def num_reports(self) -> int:
-        """Ranks that have reported."""
-        return self.num_expected - len(self.missing)
+    num_token_copies: int | None
+    """Token copies that all ranks computed; None where a report is missing."""
 
     @property
     def num_fallbacks(self) -> int:
         """Ranks that kept the previous placement."""
         return self.num_reports - self.num_applied
 
-    @property
-    def num_token_copies(self) -> int | None:
-        """Token copies that all ranks computed; None where a report is missing."""
-        return None if self.missing else sum(each or 0 for each in self.rank_tokens)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution(PhaseSummary):
+    """What the ranks of all EP groups did in one phase of a step."""
+
+    num_ep_groups: int
+    missing: tuple[tuple[int, int], ...]
+    """(EP group, rank) of every rank that did not report, in order."""
+    reasons: tuple[str, ...]
+    """The first few different reasons of the ranks that fell back."""
+    rank_tokens: tuple[int | None, ...]
+    """Token copies of every EP rank, summed over groups, micro-batches and layers; None where a report is missing."""
 
 
 class ExecutionSums:
@@ -180,12 +194,7 @@ class _PhaseSum:
         self._slowest_ML: dict[int, NDArray[np.int64]] = {}
         """For each EP group, the largest load of a rank in each cell."""
         self._has_one_shape = True
-        self._reorder_sent_bytes = self._replica_sent_bytes = 0
-        self._plan_wait_s = self._reorder_s = self._replica_wait_s = 0.0
-        self._routing = RoutingCheck()
-        self._duration_s = 0.0
-        self._num_processes = 0
-        self._is_timed = True
+        self._figures = PhaseFigures(num_processes=0)
 
     def add(self, report: ExecutionReport) -> None:
         rank = (report.ep_group, report.ep_rank)
@@ -198,15 +207,7 @@ class _PhaseSum:
         self._rank_tokens[report.ep_rank] += int(report.realised_load_ML.sum())
         self._rank_reports[report.ep_rank] += 1
         self._add_load(report)
-        self._reorder_sent_bytes += report.reorder_sent_bytes
-        self._replica_sent_bytes += report.replica_sent_bytes
-        self._plan_wait_s = max(self._plan_wait_s, report.plan_wait_s)
-        self._reorder_s = max(self._reorder_s, report.reorder_s)
-        self._replica_wait_s = max(self._replica_wait_s, report.replica_wait_s)
-        self._routing = RoutingCheck.total([self._routing, report.routing])
-        self._duration_s = max(self._duration_s, report.duration_s)
-        self._num_processes += report.num_processes
-        self._is_timed = self._is_timed and report.num_processes > 0
+        self._figures = PhaseFigures.total((self._figures, report))
 
     def _note_reason(self, reason: str, rank: tuple[int, int]) -> None:
         self._reasons[reason] = min(rank, self._reasons.get(reason, rank))
@@ -229,6 +230,7 @@ class _PhaseSum:
         return Execution(
             phase=phase,
             num_expected=len(everyone),
+            num_reports=len(everyone) - len(missing),
             num_ep_groups=cluster.num_ep_groups,
             missing=missing,
             num_applied=self._num_applied,
@@ -239,14 +241,8 @@ class _PhaseSum:
                 tokens if number == cluster.num_ep_groups else None
                 for tokens, number in zip(self._rank_tokens, self._rank_reports, strict=True)
             ),
-            reorder_sent_bytes=self._reorder_sent_bytes,
-            replica_sent_bytes=self._replica_sent_bytes,
-            plan_wait_s=self._plan_wait_s,
-            reorder_s=self._reorder_s,
-            replica_wait_s=self._replica_wait_s,
-            routing=self._routing,
-            duration_s=self._duration_s,
-            num_processes=self._num_processes if self._is_timed else 0,
+            num_token_copies=None if missing else sum(self._rank_tokens),
+            **self._figures.figures(),
         )
 
     def _imbalance(self) -> float:

@@ -97,5 +97,9 @@ _FIGURES = (
     _Figure("Longest reorder", "seconds", _longest("reorder_s")),
     _Figure("Longest wait for replicas", "seconds", _longest("replica_wait_s")),
     _Figure("Ranks that fell back", "count", _longest("num_fallbacks")),
-    _Figure("Cells routed otherwise", "count", _longest("num_otherwise")),
+    _Figure(
+        "Cells routed otherwise",
+        "count",
+        lambda step, _: max((each.routing.num_otherwise for each in step.phases), default=None),
+    ),
 )

@@ -8,16 +8,16 @@ from typing import Any
 from pydantic import Field
 
 from relibra.planning import Phase
-from relibra.planning.execution import Execution
+from relibra.planning.execution import Execution, PhaseSummary
 from relibra.planning.plan import Prediction
 from relibra.planning.summary import PlanTotals
 from relibra.status.models import Shown
 from relibra.status.savings import TokenTime, saving_of
 from relibra.store import StepState, StepSummary
-from relibra.store.step_summary import PhaseSummary, PlanBrief
+from relibra.store.step_summary import PlanBrief
 
 
-def realised_imbalance(executed: Sequence[Execution | PhaseSummary]) -> float | None:
+def realised_imbalance(executed: Sequence[PhaseSummary]) -> float | None:
     """Return the imbalance of the last phase that all ranks have reported, or None."""
     realised = [each.imbalance for each in executed if each.imbalance is not None]
     return realised[-1] if realised else None

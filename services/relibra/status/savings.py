@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 from relibra.planning import Phase
 from relibra.planning.cost import CostModel
+from relibra.planning.execution import PhaseSummary
 from relibra.planning.plan import Basis
 from relibra.store import JobRecord, StepSummary
-from relibra.store.step_summary import PhaseSummary
 
 _FORWARD_PASSES = {Phase.RECOMPUTE: 1, Phase.UPDATE: 3}
 """Compute of a phase, in forward passes; a backward counts as two."""
@@ -109,12 +109,12 @@ def saving_of(step: StepSummary, time: TokenTime | None) -> Saving:
 
 
 def _of_phase(phase: PhaseSummary, imbalance_before: float, time: TokenTime) -> Saving | None:
-    if phase.imbalance is None or phase.num_token_copies is None or not phase.num_processes or not phase.duration_s:
+    if phase.imbalance is None or phase.num_token_copies is None or not phase.duration_s:
         return None
     trained_s = phase.duration_s * phase.num_processes
     copy_s = _FORWARD_PASSES[phase.phase] * time.us / 1e6
     expert_s = min(trained_s, phase.imbalance * phase.num_token_copies * copy_s)
-    waited_s = (phase.plan_wait_s + phase.reorder_s + phase.replica_wait_s) * phase.num_processes
+    waited_s = phase.waited_s * phase.num_processes
     return Saving(
         saved_s=(imbalance_before / phase.imbalance - 1) * expert_s - waited_s,
         trained_s=trained_s,

@@ -7,7 +7,7 @@ from pydantic import Field
 from relibra.planning import Cause, Phase
 from relibra.planning.plan import Prediction
 from relibra.status.health import duration
-from relibra.status.models import Shown, StepView, moment
+from relibra.status.models import RoutingView, Shown, StepView, moment
 from relibra.store import Expired, ExpiryCause, StepSummary
 
 _WHY = {
@@ -44,7 +44,7 @@ class PhaseView(Shown):
     duration_s: float
     num_processes: int
     num_token_copies: int | None
-    num_otherwise: int = Field(description="Cells whose routing differed from the plan.", examples=[0])
+    routing: RoutingView
 
 
 class SummaryView(Shown):

@@ -5,7 +5,7 @@ S sequences.
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import lru_cache
 from typing import Any
 
@@ -139,50 +139,25 @@ def decode_plan_record(job_id: str, step: int, values: list[bytes | None]) -> Pl
         raise Corrupt(f"{what} was changed in Redis since it was stored: {error}. Nothing is made of it") from error
 
 
+_REPORT_FIELDS = tuple(each.name for each in fields(ExecutionReport) if each.name not in ("step", "realised_load_ML"))
+
+
 def encode_execution_report(report: ExecutionReport) -> str:
-    """Encode a report without its array."""
-    return json.dumps(
-        {
-            "phase": report.phase,
-            "ep_group": report.ep_group,
-            "ep_rank": report.ep_rank,
-            "applied": None if report.applied is None else [f"{report.applied.epoch:016x}", report.applied.version],
-            "reason": report.reason,
-            "reorder_sent_bytes": report.reorder_sent_bytes,
-            "replica_sent_bytes": report.replica_sent_bytes,
-            "plan_wait_s": report.plan_wait_s,
-            "reorder_s": report.reorder_s,
-            "replica_wait_s": report.replica_wait_s,
-            "causes": report.causes,
-            "routing": asdict(report.routing),
-            "duration_s": report.duration_s,
-            "num_processes": report.num_processes,
-        }
-    )
+    """Encode a report without its step and its array."""
+    return json.dumps({name: getattr(report, name) for name in _REPORT_FIELDS}, default=asdict)
 
 
 def decode_execution_report(step: int, document: bytes, realised_load_ML: NDArray[np.int64] | None) -> ExecutionReport:
     """Decode a report; its load is `[0, 0]` if it was not read."""
-    fields = json.loads(document)
-    applied = fields["applied"]
-    return ExecutionReport(
-        step=step,
-        phase=Phase(fields["phase"]),
-        ep_group=fields["ep_group"],
-        ep_rank=fields["ep_rank"],
-        applied=None if applied is None else PlanId(epoch=int(applied[0], 16), version=applied[1]),
-        reason=fields["reason"],
-        realised_load_ML=np.zeros((0, 0), dtype=np.int64) if realised_load_ML is None else realised_load_ML,
-        reorder_sent_bytes=fields["reorder_sent_bytes"],
-        replica_sent_bytes=fields["replica_sent_bytes"],
-        plan_wait_s=fields["plan_wait_s"],
-        reorder_s=fields.get("reorder_s", 0.0),
-        replica_wait_s=fields.get("replica_wait_s", 0.0),
-        causes=tuple(dict.fromkeys(map(_cause, fields.get("causes", ())))),
-        routing=_routing(fields),
-        duration_s=fields.get("duration_s", 0.0),
-        num_processes=fields.get("num_processes", 0),
-    )
+    known = json.loads(document)
+    typed = {
+        "phase": Phase(known["phase"]),
+        "applied": None if known["applied"] is None else PlanId(**known["applied"]),
+        "causes": tuple(map(Cause, known["causes"])),
+        "routing": _routing(known["routing"]),
+        "realised_load_ML": np.zeros((0, 0), dtype=np.int64) if realised_load_ML is None else realised_load_ML,
+    }
+    return ExecutionReport(step=step, **known | typed)
 
 
 def encode_execution_sum(execution: Execution) -> str:
@@ -192,42 +167,18 @@ def encode_execution_sum(execution: Execution) -> str:
 
 def decode_execution_sum(document: bytes) -> Execution:
     """Decode the document that `encode_execution_sum` wrote."""
-    fields = json.loads(document)
-    return Execution(
-        **fields
-        | {
-            "phase": Phase(fields["phase"]),
-            "missing": tuple((group, rank) for group, rank in fields["missing"]),
-            "fallbacks": _fallbacks(fields["fallbacks"]),
-            "reasons": tuple(fields["reasons"]),
-            "rank_tokens": tuple(fields["rank_tokens"]),
-            "routing": _routing(fields),
-        }
-    )
+    known = json.loads(document)
+    typed = {
+        "phase": Phase(known["phase"]),
+        "missing": tuple(map(tuple, known["missing"])),
+        "fallbacks": {Cause(name): number for name, number in known["fallbacks"].items()},
+        "reasons": tuple(known["reasons"]),
+        "rank_tokens": tuple(known["rank_tokens"]),
+        "routing": _routing(known["routing"]),
+    }
+    return Execution(**known | typed)
 
 
-def _fallbacks(numbers: dict[str, int]) -> dict[Cause, int]:
-    fallbacks: dict[Cause, int] = {}
-    for name, number in numbers.items():
-        cause = _cause(name)
-        fallbacks[cause] = max(number, fallbacks.get(cause, 0))
-    return fallbacks
-
-
-def _routing(fields: dict[str, Any]) -> RoutingCheck:
-    """Another version of relibra may have written no comparison, or a cause of its own."""
-    routing = fields.get("routing", {"num_cells": 0, "otherwise": {}})
-    known = set(RoutingCause)
-    otherwise: dict[RoutingCause, int] = {}
-    for name, num_cells in routing["otherwise"].items():
-        cause = RoutingCause(name) if name in known else RoutingCause.UNSPECIFIED
-        otherwise[cause] = otherwise.get(cause, 0) + num_cells
-    return RoutingCheck(num_cells=routing["num_cells"], otherwise=otherwise)
-
-
-def _cause(name: str) -> Cause:
-    """Another version of relibra, which shares the Redis during an upgrade, may have written a cause of its own."""
-    try:
-        return Cause(name)
-    except ValueError:
-        return Cause.UNSPECIFIED
+def _routing(known: dict[str, Any]) -> RoutingCheck:
+    otherwise = {RoutingCause(name): num_cells for name, num_cells in known["otherwise"].items()}
+    return RoutingCheck(num_cells=known["num_cells"], otherwise=otherwise)

@@ -4,7 +4,6 @@ Lists over all steps of an attempt use summaries of the steps whose full data is
 """
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
@@ -12,8 +11,9 @@ from enum import StrEnum
 from typing import Any
 
 from relibra.planning import Phase, PlanId
-from relibra.planning.execution import Cause, Execution
+from relibra.planning.execution import Cause, Execution, PhaseSummary
 from relibra.planning.plan import Prediction
+from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.store.records import PlanRecord, StepRecord, StepState
 
 _MAX_FAILURE_LENGTH = 200
@@ -61,54 +61,6 @@ class PlanBrief:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseSummary:
-    """The part of an `Execution` that a summary keeps; fields of the same name mean the same."""
-
-    phase: Phase
-    num_expected: int
-    num_reports: int
-    num_applied: int
-    imbalance: float | None
-    fallbacks: dict[Cause, int]
-    plan_wait_s: float
-    reorder_s: float
-    replica_wait_s: float
-    reorder_sent_bytes: int
-    replica_sent_bytes: int
-    num_otherwise: int
-    """Cells that were routed otherwise than planned."""
-    num_token_copies: int | None = None
-    duration_s: float = 0.0
-    num_processes: int = 0
-
-    @property
-    def num_fallbacks(self) -> int:
-        """Ranks that kept the previous placement."""
-        return self.num_reports - self.num_applied
-
-    @classmethod
-    def of(cls, execution: Execution) -> "PhaseSummary":
-        """Return the summary of a phase."""
-        return cls(
-            phase=execution.phase,
-            num_expected=execution.num_expected,
-            num_reports=execution.num_reports,
-            num_applied=execution.num_applied,
-            imbalance=execution.imbalance,
-            fallbacks=execution.fallbacks,
-            plan_wait_s=execution.plan_wait_s,
-            reorder_s=execution.reorder_s,
-            replica_wait_s=execution.replica_wait_s,
-            reorder_sent_bytes=execution.reorder_sent_bytes,
-            replica_sent_bytes=execution.replica_sent_bytes,
-            num_otherwise=execution.routing.num_otherwise,
-            num_token_copies=execution.num_token_copies,
-            duration_s=execution.duration_s,
-            num_processes=execution.num_processes,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepSummary:
     """A step in brief."""
 
@@ -146,12 +98,12 @@ class StepSummary:
             submitted_at=record.submitted_at,
             plan=None if record.plan is None else PlanBrief.of(record.plan),
             failure=None if record.failure is None else record.failure[:_MAX_FAILURE_LENGTH],
-            phases=tuple(map(PhaseSummary.of, executed)),
+            phases=tuple(executed),
             expired=expired,
         )
 
 
-# Lists, because names would double the size of a summary. New fields go to the end and need defaults.
+# Lists, because names would double the size of a summary.
 _PREDICTION_FIELDS = tuple(each.name for each in fields_of(Prediction))
 _PHASE_FIELDS = tuple(each.name for each in fields_of(PhaseSummary) if each.name != "phase")
 
@@ -204,14 +156,18 @@ def decode_summary(document: bytes) -> StepSummary:
 
 
 def _decode_phase(phase: str, values: list[Any]) -> PhaseSummary:
-    fields = dict(zip(_PHASE_FIELDS, values, strict=False))
-    # Another version of relibra, which shares the Redis during an upgrade, may have written a cause of its own.
-    known = set(Cause)
-    fallbacks: Counter[Cause] = Counter()
-    for name, number in fields["fallbacks"].items():
-        fallbacks[Cause(name) if name in known else Cause.UNSPECIFIED] += number
-    return PhaseSummary(**fields | {"phase": Phase(phase), "fallbacks": dict(fallbacks)})
+    known = dict(zip(_PHASE_FIELDS, values, strict=True))
+    num_cells, by_cause = known["routing"]
+    otherwise = {RoutingCause(name): number for name, number in by_cause.items()}
+    typed = {
+        "phase": Phase(phase),
+        "fallbacks": {Cause(name): number for name, number in known["fallbacks"].items()},
+        "routing": RoutingCheck(num_cells=num_cells, otherwise=otherwise),
+    }
+    return PhaseSummary(**known | typed)
 
 
 def _short(value: Any) -> Any:
+    if isinstance(value, RoutingCheck):
+        return [value.num_cells, value.otherwise]
     return float(f"{value:.{_NUM_DIGITS}g}") if isinstance(value, float) else value

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from relibra.agent.plans.agreement import told
 from relibra.agent.transport.timed import TimedTransport
 from relibra.errors import Unsupported
 from relibra.planning import Cause, ExecutionReport, Phase, PlanId
+from relibra.planning.execution import PhaseFigures
 from relibra.planning.routing_check import RoutingCheck
 
 
@@ -40,19 +41,6 @@ class StepOutcome:
     """How long this rank waited for the plan."""
     reorder_s: float = 0.0
     """How long the reorder took on this rank."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Figures:
-    """The figures of one phase that the stages of a pipeline add up."""
-
-    load_ML: NDArray[np.int64]
-    reorder_sent_bytes: int
-    replica_sent_bytes: int
-    reorder_s: float
-    replica_wait_s: float
-    duration_s: float
-    routing: RoutingCheck
 
 
 def _summed(counts: Sequence[NDArray[np.int64] | None]) -> NDArray[np.int64] | None:
@@ -84,18 +72,15 @@ class PhaseRecord:
     """The agent's replica traffic before this phase."""
     waited_before_s: float
     """How long the agent had waited for replica traffic before this phase."""
-    replica_sent_bytes: int = 0
-    replica_wait_s: float = 0.0
     given_experts: dict[int, GivenExperts] = field(default_factory=dict)
     """The routing that the caller set, by micro-batch."""
     given: GivenRouting = field(default_factory=GivenRouting)
     """Compares that routing with what the routers choose."""
     begun_by_chunk: dict[int, int] = field(default_factory=dict)
     """The number of micro-batches whose forward has begun, by `id` of the model chunk."""
-    reorder_sent_bytes: int = 0
-    reorder_s: float = 0.0
     began_at: float = field(default_factory=time.monotonic)
-    duration_s: float = 0.0
+    measured: PhaseFigures = field(default_factory=PhaseFigures)
+    """The result of `end`, without `routing`; after `add_up` that of all stages."""
     routing: RoutingCheck = field(default_factory=RoutingCheck)
     """The result of `check_routing`."""
 
@@ -120,15 +105,18 @@ class PhaseRecord:
             transport=transport,
             sent_bytes_before=transport.sent_bytes,
             waited_before_s=transport.waited_s,
-            reorder_sent_bytes=outcome.reorder_sent_bytes if is_first else 0,
-            reorder_s=outcome.reorder_s if is_first else 0.0,
         )
 
     def end(self) -> None:
         """Take time and replica traffic since the beginning of the phase; a later call takes both up to then."""
-        self.duration_s = time.monotonic() - self.began_at
-        self.replica_sent_bytes = self.transport.sent_bytes - self.sent_bytes_before
-        self.replica_wait_s = self.transport.waited_s - self.waited_before_s
+        self.measured = PhaseFigures(
+            reorder_sent_bytes=self.outcome.reorder_sent_bytes if self.is_first else 0,
+            replica_sent_bytes=self.transport.sent_bytes - self.sent_bytes_before,
+            plan_wait_s=self.outcome.plan_wait_s if self.is_first else 0.0,
+            reorder_s=self.outcome.reorder_s if self.is_first else 0.0,
+            replica_wait_s=self.transport.waited_s - self.waited_before_s,
+            duration_s=time.monotonic() - self.began_at,
+        )
 
     def check_routing(self, part_holders: Sequence[int], everyone: dist.ProcessGroup) -> None:
         """Compare what the routers chose with the plan. The host waits for the device, so call it once per step.
@@ -162,25 +150,13 @@ class PhaseRecord:
         Raises:
             RelibraError: a rank did not take part in time.
         """
-        mine = _Figures(
-            load_ML=self.realised.load_ML,
-            reorder_sent_bytes=self.reorder_sent_bytes,
-            replica_sent_bytes=self.replica_sent_bytes,
-            reorder_s=self.reorder_s,
-            replica_wait_s=self.replica_wait_s,
-            duration_s=self.duration_s,
-            routing=self.routing,
-        )
+        mine = self.realised.load_ML, replace(self.measured, routing=self.routing)
         of_stages = told(mine, "adding up the reports of pipeline stages", pipeline, everyone)
-        self.realised = RealisedLoad(0, mine.load_ML.shape[1])
-        for each in of_stages:
-            self.realised.add(each.load_ML)
-        self.reorder_sent_bytes = sum(each.reorder_sent_bytes for each in of_stages)
-        self.replica_sent_bytes = sum(each.replica_sent_bytes for each in of_stages)
-        self.reorder_s = max(each.reorder_s for each in of_stages)
-        self.replica_wait_s = max(each.replica_wait_s for each in of_stages)
-        self.duration_s = max(each.duration_s for each in of_stages)
-        self.routing = RoutingCheck.total(each.routing for each in of_stages)
+        self.realised = RealisedLoad(0, self.realised.load_ML.shape[1])
+        for load_ML, _ in of_stages:
+            self.realised.add(load_ML)
+        self.measured = PhaseFigures.total(measured for _, measured in of_stages)
+        self.routing = self.measured.routing
 
     def report(self, *, ep_group: int, ep_rank: int, num_processes: int) -> ExecutionReport:
         """Return the report for the planner; it speaks for all processes that share the EP rank and EP group."""
@@ -193,12 +169,5 @@ class PhaseRecord:
             causes=self.outcome.causes,
             reason=self.outcome.reason,
             realised_load_ML=self.realised.load_ML,
-            reorder_sent_bytes=self.reorder_sent_bytes,
-            replica_sent_bytes=self.replica_sent_bytes,
-            plan_wait_s=self.outcome.plan_wait_s if self.is_first else 0.0,
-            reorder_s=self.reorder_s,
-            replica_wait_s=self.replica_wait_s,
-            routing=self.routing,
-            duration_s=self.duration_s,
-            num_processes=num_processes,
+            **self.measured.figures() | {"num_processes": num_processes},
         )
