@@ -99,11 +99,11 @@ def run() -> None:
         if service_log.is_json() and service_log.has_told(error, with_traceback=is_bug):
             sys.exit(3 if is_bug else 2)
         from rich.console import Console
+        from rich.text import Text
 
         console = Console(stderr=True, soft_wrap=True)
-        console.print(type(error).__name__, style="bold red", end=" ")
-        # No markup, because messages contain shapes such as `[T, L, K]`.
-        console.print(str(error), markup=False, highlight=False)
+        # One write, because the services of `relibra up` write to the same stream.
+        console.print(Text.assemble((type(error).__name__, "bold red"), f" {error}"), highlight=False)
         if not is_bug:
             sys.exit(2)
         console.print(
