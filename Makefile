@@ -1,45 +1,45 @@
-# Everything runs in .venv, which `make` builds on first use from Python 3.11 or newer: the demo's packages for `make demo`,
-# and those of tests and tools as well for all other targets. Frameworks run on Python 3.12, so it comes first where it works.
+# Everything runs in .venv, which `make` builds on first use from Python 3.11 or newer, with the packages that the target needs.
+# Frameworks run on Python 3.12, so it comes first where it works.
 PYTHON ?= $(shell for each in python3.12 python3.11 python3; do $$each -c 'import ensurepip' 2> /dev/null && echo $$each && break; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/ready
+READY := $(VENV)/ready-for-
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable
 FRAMEWORKS_PYTHON ?= $(PYTHON)
 FRAMEWORKS_READY := .venv-frameworks/ready
-DEMO_READY := $(VENV)/ready-for-demo
 
 .PHONY: demo test test-all test-containers test-megatron test-frameworks test-robustness test-long docs audit lint proto proto-check gpu-bundle gpu-check bench bench-peers evaluation clean
 
-demo: $(DEMO_READY)  ## run a real MoE RL job, plain and balanced, on this machine; ARGS=--keep leaves its pages up
+demo: $(READY)all  ## run a real MoE RL job, plain and balanced, on this machine; ARGS=--keep leaves its pages up
 	$(BIN)/relibra demo $(ARGS)
 
 # Tests wait for a third of their time, so three processes keep two cores busy.
-test: $(READY)  ## prove every promise once, without a GPU and on two cores
+test: $(READY)test  ## prove every promise once, without a GPU and on two cores
 	$(BIN)/pytest --numprocesses 3 --ignore tests/frameworks -m 'not long'
 
-test-all: $(READY)  ## run every test that needs no GPU, those that repeat at length what `make test` shows once too
+test-all: $(READY)dev  ## run every test that needs no GPU, those that repeat at length what `make test` shows once too
 	$(BIN)/pytest --numprocesses 3 --ignore tests/frameworks
 
-test-megatron: $(READY)  ## run the tests that train inside megatron-core: with VENV and PYTHON, on another Python and its megatron-core
+test-megatron: $(READY)test  ## run the tests that train inside megatron-core: with VENV and PYTHON, on another Python and its megatron-core
 	$(BIN)/pytest --numprocesses 3 tests/agent tests/distributed tests/plugins
 
-test-containers: $(READY)  ## run the Compose file on a Docker Engine; as root on Debian 12 it brings its own; up to six minutes
+test-containers: $(READY)test  ## run the Compose file on a Docker Engine; as root on Debian 12 it brings its own; up to six minutes
 	tests/containers/run.sh build/containers $(BIN)/pytest --numprocesses 0 --capture no
 
-test-frameworks: $(READY) $(FRAMEWORKS_READY)  ## run the plug-ins inside the frameworks themselves, on the CPU; fetches 0.5 GB or more, once
+test-frameworks: $(READY)test $(FRAMEWORKS_READY)  ## run the plug-ins inside the frameworks themselves, on the CPU; fetches 0.5 GB or more, once
 	$(BIN)/pytest --numprocesses 0 tests/frameworks
 
-test-robustness: $(READY)  ## inject every fault five times, and once each on a Cluster and behind Sentinels; measure waits beside attacks
+test-robustness: $(READY)test  ## inject every fault five times, and once each on a Cluster and behind Sentinels; measure waits beside attacks
 	RELIBRA_ROBUSTNESS_ROUNDS=5 RELIBRA_ROBUSTNESS_REDIS=server,cluster,sentinel $(BIN)/pytest -m robustness tests/robustness
 
-test-long: $(READY)  ## run 100 kill cycles, 20 kills of a trainer, 10,000 steps, 100,000 malformed messages and the whole matrix of training; about 25 minutes
+test-long: $(READY)test  ## run 100 kill cycles, 20 kills of a trainer, 10,000 steps, 100,000 malformed messages and the whole matrix of training; about 25 minutes
 	RELIBRA_KILL_CYCLES=100 RELIBRA_TRAINER_KILLS=20 RELIBRA_SOAK_STEPS=10000 RELIBRA_ROBUSTNESS_RESULTS=benchmarks/results/robustness-long.json \
 	  $(BIN)/pytest -m robustness tests/robustness/test_kill_cycles.py \
 	  tests/robustness/test_killed_training.py tests/robustness/test_soak.py
 	RELIBRA_FUZZ_CASES=7200 $(BIN)/pytest tests/wire/test_fuzz.py
 	RELIBRA_WHOLE_MATRIX=1 $(BIN)/pytest tests/distributed/test_matrix.py
 
-docs: $(READY)  ## build the pages and the API reference as a site: build/docs/index.html
+docs: $(READY)docs  ## build the pages and the API reference as a site: build/docs/index.html
 	$(BIN)/sphinx-build -W -n --keep-going -q docs build/docs
 
 audit:  ## look up known vulnerabilities in the versions of constraints.txt; asks api.osv.dev
@@ -62,19 +62,19 @@ dist:  ## build wheel and sdist of the last commit into dist/, twice, and compar
 	.venv-dist/bin/python -m pip install --quiet --require-hashes --requirement deploy/locks/release.txt
 	deploy/dist.sh .venv-dist/bin
 
-lint: $(READY) proto-check  ## check style, types, imports and generated code
+lint: $(READY)lint proto-check  ## check style, types, imports and generated code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-proto: $(READY)  ## regenerate proto/relibra/v1 from its .proto files
+proto: $(READY)lint  ## regenerate proto/relibra/v1 from its .proto files
 	$(BIN)/python proto/generate.py
 
-proto-check: $(READY)
+proto-check: $(READY)lint
 	$(BIN)/python proto/generate.py --check
 
-gpu-bundle: $(READY)  ## build build/gpu-bundle: all that gpu-check needs on a machine with CUDA's torch and no network
+gpu-bundle: $(READY)dev  ## build build/gpu-bundle: all that gpu-check needs on a machine with CUDA's torch and no network
 	$(BIN)/python -m benchmarks.gpu.bundle $(ARGS)
 
 # This uses PYTHON and not .venv, because it fetches nothing. PYTHON must have torch with CUDA. Wheels of a bundle serve
@@ -83,31 +83,35 @@ gpu-check:  ## run all tests and benchmarks that need a CUDA device; ARGS="--sta
 	PYTHONPATH=services:trainer_agent:kernels:proto:tests $(PYTHON) -m benchmarks.gpu.check \
 	  $(if $(wildcard build/gpu-bundle/wheels),--wheels build/gpu-bundle/wheels) $(ARGS)
 
-bench: $(READY)  ## measure and draw docs/benchmarks.md; about five minutes, needs RELIBRA_TRACES
+bench: $(READY)figures  ## measure and draw docs/benchmarks.md; about five minutes, needs RELIBRA_TRACES
 	for each in imbalance scale gap pack crossing figures balance; do $(BIN)/python -m benchmarks.$$each || exit 1; done
 
 # PEERS is a folder of checkouts: python -m benchmarks.peers.checkouts DIR makes it.
-bench-peers: $(READY)  ## run the planners that others publish, from PEERS=DIR, and write docs/peers.md; minutes of a core, needs RELIBRA_TRACES
+bench-peers: $(READY)figures  ## run the planners that others publish, from PEERS=DIR, and write docs/peers.md; minutes of a core, needs RELIBRA_TRACES
 	@test -n '$(PEERS)' || { echo 'which peers? $(BIN)/python -m benchmarks.peers.checkouts DIR, then make bench-peers PEERS=DIR'; exit 2; }
 	for each in 'peers $(PEERS)' peers.tables; do $(BIN)/python -m benchmarks.$$each || exit 1; done
 
-evaluation: $(READY)  ## compute and draw docs/evaluation.md; ten to fifteen minutes on two cores, needs RELIBRA_TRACES
+evaluation: $(READY)figures  ## compute and draw docs/evaluation.md; ten to fifteen minutes on two cores, needs RELIBRA_TRACES
 	for each in evaluation evaluation.tables evaluation.figures; do $(BIN)/python -m benchmarks.$$each || exit 1; done
 
 clean:
 	rm -rf .venv .venv-3.* .venv-audit .venv-dist .venv-lock .venv-frameworks .venv-proto
 
-$(DEMO_READY): pyproject.toml constraints.txt
-	@echo "installing the packages of the demo into $(VENV), once: 1.4 GB, and more with the CUDA build of torch"
+# The solver is compiled while the larger packages arrive. Torch's own tests are 80 MB that nobody runs here, and Python compiles
+# the modules that are imported instead of all.
+$(READY)all: pyproject.toml constraints.txt
+	@echo "installing the packages of the demo into $(VENV), once: 1.0 GB, and more with the CUDA build of torch"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
+	$(INSTALL) '.[planner]'
+	$(BIN)/python -m relibra.planner.machine_code & $(INSTALL) '.[all]'; installed=$$?; wait; exit $$installed
+	rm -rf $(VENV)/lib/python*/site-packages/torch/test
+	$(BIN)/python -c 'import relibra.demo.trainer'
 	touch $@
 
-$(READY): pyproject.toml constraints.txt
-	@echo "installing the packages of tests and tools into $(VENV), once: 2.6 GB, and more with the CUDA build of torch"
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,dev]'
-	touch $@ $(DEMO_READY)
+$(READY)%: $(READY)all
+	@echo "installing the packages of the extra \"$*\" into $(VENV), once"
+	$(INSTALL) '.[$*]'
+	touch $@
 
 $(FRAMEWORKS_READY): tests/frameworks/environment.sh tests/frameworks/constraints.txt
 	@echo "installing verl, SkyRL, AReaL, ms-swift and what they need on the CPU into .venv-frameworks, once: 2 GB on disk, and more with the CUDA build of torch"

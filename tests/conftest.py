@@ -1,19 +1,16 @@
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from harness import compiled_solver, cuda_devices
+from harness import compiled_solver, cuda_devices, left_out
 from harness.distributed.ways_to_join import WAYS_ON_CUDA
 
 REPOSITORY = Path(__file__).parents[1]
 _WHOLE_FOLDERS = ("tests/distributed/", "tests/agent/")
 """Folders whose files share processes that one worker starts once."""
-_NUM_LEFT_OUT = pytest.StashKey[int]()
-
 # No test asserts seconds, so a busy machine must not fail one.
 settings.register_profile("relibra", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("relibra")
@@ -26,41 +23,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(left_out)
     arguments, folder = config.args, config.invocation_params.dir
     if config.option.device == "cuda":
         if not cuda_devices.are_all_in("distributed", arguments, folder):
             raise pytest.UsageError("--device cuda: expected tests of tests/distributed and no others")
     elif not cuda_devices.is_gpu_session(arguments, config.option.markexpr, folder):
         cuda_devices.hide()
-
-
-def pytest_deselected(items: Sequence[pytest.Item]) -> None:
-    """Count the tests that `-m "not long"` leaves out, for the lines at the end."""
-    config = items[0].config if items else None
-    if config and "not long" in config.option.markexpr:
-        num_long = sum(item.get_closest_marker("long") is not None for item in items)
-        config.stash[_NUM_LEFT_OUT] = config.stash.get(_NUM_LEFT_OUT, 0) + num_long
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tell the process that writes the last lines what this worker of xdist has left out."""
-    output = getattr(session.config, "workeroutput", None)
-    if output is not None:
-        output["num_left_out"] = session.config.stash.get(_NUM_LEFT_OUT, 0)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """Take the number of the last worker: every worker collects all tests."""
-    node.config.stash[_NUM_LEFT_OUT] = getattr(node, "workeroutput", {}).get("num_left_out", 0)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    num_left_out = config.stash.get(_NUM_LEFT_OUT, 0)
-    if num_left_out:
-        terminalreporter.write_line(
-            f"{num_left_out} tests were left out: they repeat at length what others show once; run `make test-all`"
-        )
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

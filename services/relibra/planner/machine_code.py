@@ -2,7 +2,7 @@
 
 numba reads and adds machine code in one folder, `NUMBA_CACHE_DIR`, and takes a folder only if it can write there. An
 image is read-only, so each container begins with a copy. `python -m relibra.planner.machine_code FOLDER`, run in the
-build of an image, compiles into FOLDER.
+build of an image, compiles into FOLDER. Without FOLDER it compiles to where numba looks, as `make` does when it installs.
 """
 
 import logging
@@ -39,13 +39,14 @@ def provide(shipped: Path = SHIPPED) -> None:
         logger.warning("the solver compiles its code again: %s cannot be copied to %s: %s", shipped, folder, error)
 
 
-def main(folder: str) -> None:
-    """Compile everything that a solve needs into `folder`."""
-    os.environ[_FOLDER_VARIABLE] = folder
+def main(folder: str | None = None) -> None:
+    """Compile everything that a solve needs into `folder`; None for where numba looks."""
+    if folder is not None:
+        os.environ[_FOLDER_VARIABLE] = folder
     from relibra.planner.solving import warm_up  # loads numba, which reads the variable
 
-    print(f"machine code in {folder}: {warm_up()}")
+    print(f"the solver is compiled: {warm_up()}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
