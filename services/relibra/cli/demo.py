@@ -5,24 +5,16 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, NoReturn, Self
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from relibra.cli.demo_report import show
 from relibra.cli.output import AsJson, open_console, print_json
@@ -49,7 +41,7 @@ def demo(
     """Run a real MoE RL job twice, plain and balanced, and check that balancing works and does not change training.
 
     Starts four trainer processes (2 nodes x 2 ranks), a rollout worker, planner, Redis and status service on this
-    machine, without a GPU. Takes one to two minutes on two cores. Exits with status 1 if balancing changed training or
+    machine, without a GPU. Takes about one minute on two cores. Exits with status 1 if balancing changed training or
     was not as good as planned.
     """
     # Trainers and rollout worker inherit this. The demo runs on the CPU, and megatron would choose any GPU it can see.
@@ -73,10 +65,10 @@ def demo(
             StatusClient(status_url).get("readyz")  # needed only after minutes of training; a wrong address shows now
             services = Services(planner, status_url)
         else:
-            with stages.stage("compile the solver, once"):
-                _compile_solver()
-            with stages.stage("start the services"):
-                services = stack.enter_context(OwnServices(folder))
+            stages.begin("compile the solver, unless that was done")
+            _compile_solver()
+            stages.begin("start the services")
+            services = stack.enter_context(OwnServices(folder))
         console.print(f"planner  {services.planner_address}\nstatus   {services.status_url}\n")
         registration = Registration(services.planner_address, job_id)
         register(registration)
@@ -85,27 +77,24 @@ def demo(
             """Run all steps; return them with the mean seconds of one."""
             run_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relibra-run-"))) / name
             job = Job(run_folder, registration, balanced=name == "balanced", seed=seed)
-            with ExitStack() as running:
-                with stages.stage(f"{name}: start trainers"):
-                    running.enter_context(job)
+            stages.begin(f"{name}: start trainers")
+            with job:
                 records = []
                 start_s = time.monotonic()
-                with stages.stage(f"{name}: train", num_parts=steps) as progress:
-                    for step in range(steps):
-                        batch = recorded[step].batch if recorded else None
-                        records.append(job.step(step, batch, lambda part: progress.describe(f"{name}: {part}")))
-                        progress.advance()
+                for step in range(steps):
+                    stages.begin(f"{name}: step {step + 1} of {steps}")
+                    records.append(job.step(step, recorded[step].batch if recorded else None, stages.go_on))
                 return records, (time.monotonic() - start_s) / steps
 
         plain, plain_step_s = train("plain")
         balanced, balanced_step_s = train("balanced", plain)
+        stages.begin("compare")
         comparisons = []
-        with stages.stage("compare"):
-            for step, (plain_record, balanced_record) in enumerate(zip(plain, balanced, strict=True)):
-                shown = f"/v1/jobs/{job_id}/steps/{step}"
-                prediction, reports = services.get(f"{shown}/plan")["prediction"], services.get(f"{shown}/reports")
-                comparisons.append(compare(step, plain_record, balanced_record, prediction, reports))
-        stages.close()
+        for step, (plain_record, balanced_record) in enumerate(zip(plain, balanced, strict=True)):
+            shown = f"/v1/jobs/{job_id}/steps/{step}"
+            prediction, reports = services.get(f"{shown}/plan")["prediction"], services.get(f"{shown}/reports")
+            comparisons.append(compare(step, plain_record, balanced_record, prediction, reports))
+        stages.end()
         comparison = judge(comparisons)
         if as_json:
             print_json(asdict(comparison))
@@ -129,49 +118,44 @@ def _compile_solver() -> None:
 
 
 class _Stages:
-    """One progress line for each stage of the demo, with the time it took."""
+    """Says what the demo waits for: a line when that changes and one every few seconds, in a pipe too."""
+
+    _PAUSE_S = 5.0
 
     def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description:<24}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-        )
+        self._console = console
+        self._start_s = time.monotonic()
+        self._stage = self._part = ""
+        self._is_over = threading.Event()
+        self._speaker = threading.Thread(target=self._speak, daemon=True)
 
     def __enter__(self) -> Self:
-        self._progress.start()
+        self._speaker.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.end()
 
-    def close(self) -> None:
-        """Stop drawing; the lines stay on the screen."""
-        self._progress.stop()
+    def begin(self, stage: str) -> None:
+        """Say that a stage begins, which ends the one before it."""
+        self._stage, self._part = stage, ""
+        self._say(stage)
 
-    @contextmanager
-    def stage(self, name: str, num_parts: int | None = None) -> Iterator["_Stage"]:
-        """Show a stage while it runs. A stage without parts is done when the block ends."""
-        stage = _Stage(self._progress, self._progress.add_task(name, total=num_parts or 1))
-        yield stage
-        stage.describe(name)
-        if num_parts is None:
-            stage.advance()
+    def go_on(self, part: str) -> None:
+        """Remember which part of the stage begins."""
+        self._part = f", {part}"
 
+    def end(self) -> None:
+        """Say nothing more."""
+        self._is_over.set()
+        self._speaker.join()
 
-class _Stage:
-    def __init__(self, progress: Progress, task: TaskID) -> None:
-        self._progress = progress
-        self._task = task
+    def _speak(self) -> None:
+        while not self._is_over.wait(self._PAUSE_S):
+            self._say(f"still: {self._stage}{self._part}")
 
-    def describe(self, text: str) -> None:
-        self._progress.update(self._task, description=text)
-
-    def advance(self) -> None:
-        self._progress.advance(self._task)
+    def _say(self, text: str) -> None:
+        self._console.print(f"{time.monotonic() - self._start_s:4.0f} s  {text}")
 
 
 def _exit(number: int, _: object) -> NoReturn:

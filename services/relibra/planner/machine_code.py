@@ -2,7 +2,8 @@
 
 numba reads and adds machine code in one folder, `NUMBA_CACHE_DIR`, and takes a folder only if it can write there. An
 image is read-only, so each container begins with a copy. `python -m relibra.planner.machine_code FOLDER`, run in the
-build of an image, compiles into FOLDER. Without FOLDER it compiles to where numba looks, as `make` does when it installs.
+build of an image, compiles into FOLDER. Without FOLDER it compiles to where numba looks;
+`make` does so while it installs.
 """
 
 import logging

@@ -77,7 +77,9 @@ class Trainer:
                 job_id=registration.job_id,
                 model=MODEL,
                 cluster=CLUSTER,
-                plan_timeout_s=30.0,
+                # A busy machine may take its time: without its plan a step could not be compared.
+                plan_timeout_s=600.0,
+                collective_timeout_s=1800.0,
             )
             self._agent = attach(self._model, self._optimizer, config)
         self._load_L = np.zeros(MODEL.num_layers, dtype=np.int64)
