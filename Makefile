@@ -17,7 +17,7 @@ demo: $(READY)all  ## run a real MoE RL job, plain and balanced, on this machine
 test: $(READY)test  ## prove every promise once, without a GPU and on two cores
 	$(BIN)/pytest --numprocesses 3 --ignore tests/frameworks -m 'not long'
 
-test-all: $(READY)dev  ## run every test that needs no GPU, those that repeat at length what `make test` shows once too
+test-all: $(READY)dev build/programs/helm  ## run every test that needs no GPU, those that repeat at length what `make test` shows once too
 	$(BIN)/pytest --numprocesses 3 --ignore tests/frameworks
 
 test-megatron: $(READY)test  ## run the tests that train inside megatron-core: with VENV and PYTHON, on another Python and its megatron-core
@@ -112,6 +112,9 @@ $(READY)%: $(READY)all
 	@echo "installing the packages of the extra \"$*\" into $(VENV), once"
 	$(INSTALL) '.[$*]'
 	touch $@
+
+build/programs/helm: deploy/helm/programs.py $(READY)all
+	$(BIN)/python -m deploy.helm.programs build/programs
 
 $(FRAMEWORKS_READY): tests/frameworks/environment.sh tests/frameworks/constraints.txt
 	@echo "installing verl, SkyRL, AReaL, ms-swift and what they need on the CPU into .venv-frameworks, once: 2 GB on disk, and more with the CUDA build of torch"

@@ -1,8 +1,12 @@
-"""The commands of the images in a new virtual environment, so that no container engine is needed."""
+"""The commands of the images in a new virtual environment, so that no container engine is needed.
+
+`make test-containers` shows the same with the images themselves.
+"""
 
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -15,14 +19,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.chart_cases import objects_of
 from harness.services import Service
 from relibra.store import EmbeddedRedis
 
 _REPOSITORY = Path(__file__).parents[2]
+_MANIFESTS = _REPOSITORY / "deploy" / "kubernetes" / "overlays" / "prod" / "relibra.yaml"
 _START_TIMEOUT_S = 240.0
 _MOST_MIB = {"status": 160.0, "services": 290.0}
 """What an image may add to a base of 150 MB, without compiled modules, to have less than 350 or 500 MB with them."""
+
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +64,8 @@ def _commands(service: str) -> Iterator[tuple[str, list[str]]]:
     compose = _compose()
     pods = {
         each["metadata"]["name"]: each["spec"]["template"]
-        for each in objects_of("defaults")
-        if each["kind"] == "Deployment"
+        for each in yaml.safe_load_all(_MANIFESTS.read_text())
+        if each and each["kind"] == "Deployment"
     }
     yield f"kubernetes {service}", pods[service]["spec"]["containers"][0]["args"]
     yield f"compose {service}", compose["planner-1" if service == "planner" else service]["command"]
@@ -106,7 +112,7 @@ def test_services_start_from_a_fresh_environment_with_the_packages_of_their_imag
                 rf"(--require-hashes --no-deps -r deploy/locks/{image}\.txt) \\\n    && (.*)", dockerfile
             )
             _install(folder, *packages.split())
-            subprocess.run(trim.replace("/opt/relibra", str(folder)), shell=True, check=True)
+            subprocess.run(trim.replace("/opt/relibra", shlex.quote(str(folder))), shell=True, check=True)
             _install(folder, "--no-index", "--no-deps", wheel)
             _pip(folder, "check")
             found = subprocess.run([folder / "bin" / "python", "-c", f"import {absent}"], stderr=subprocess.DEVNULL)

@@ -1,8 +1,6 @@
 """Manifests of overlays and chart: valid for the Kubernetes API, hardened, and with existing options."""
 
 import json
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from harness.chart_cases import CASES, environment, objects_of
+from harness.kubernetes_programs import kustomized
 from relibra.cli.app import app
 from relibra.planner.settings import PlannerSettings
 from relibra.status.settings import StatusSettings
@@ -27,13 +26,7 @@ _OF_OPERATORS = {"ServiceMonitor", "PrometheusRule", "Certificate", "ExternalSec
 
 
 def _render(overlay: str) -> list[dict[str, Any]]:
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        pytest.skip("kubectl is not installed: it renders the overlays")
-    rendered = subprocess.run(
-        [kubectl, "kustomize", _ROOT / "overlays" / overlay], capture_output=True, text=True, check=True
-    )
-    return list(yaml.safe_load_all(rendered.stdout))
+    return kustomized(_ROOT / "overlays" / overlay)
 
 
 def _pods(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

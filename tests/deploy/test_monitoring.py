@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import urllib.request
@@ -62,7 +63,7 @@ def rules_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The rules without the wrapping for the operator, unwrapped by the command that Compose uses."""
     (command,) = re.findall(r"sed -n '.*?' /etc/relibra/alerts.yaml", (_REPOSITORY / "docker-compose.yml").read_text())
     path = tmp_path_factory.mktemp("rules") / "alerts.yaml"
-    source = str(_DEPLOY / "prometheus" / "alerts.yaml")
+    source = shlex.quote(str(_DEPLOY / "prometheus" / "alerts.yaml"))
     with path.open("w") as file:
         subprocess.run(command.replace("/etc/relibra/alerts.yaml", source), shell=True, stdout=file, check=True)
     return path

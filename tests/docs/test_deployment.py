@@ -1,37 +1,24 @@
 """The page on deployment names files that exist, and creates every secret that the manifests need."""
 
 import functools
-import json
 import os
 import re
 import shlex
-import shutil
-import subprocess
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-import pytest
 import yaml
 
-from deploy.helm.render import CHART, merged
-from deploy.helm.render import render as render_chart
+from deploy.helm.render import CHART, render
 from harness.chart_cases import environment
 from harness.doc_blocks import REPOSITORY, blocks
+from harness.kubernetes_programs import kustomized, program
 
 PAGE = REPOSITORY / "docs" / "deployment.md"
 BLOCKS = blocks(PAGE)
 COMMANDS = [command for block in BLOCKS if block.language == "bash" for command in block.commands]
 KUBERNETES = REPOSITORY / "deploy" / "kubernetes"
-
-
-def render(folder: Path) -> list[dict[str, Any]]:
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        pytest.skip("kubectl is not installed: it renders the overlays")
-    rendered = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, check=True)
-    return list(yaml.safe_load_all(rendered.stdout))
 
 
 def references(node: Any) -> set[tuple[str, str]]:
@@ -64,14 +51,14 @@ def made(command: str) -> set[tuple[str, str]]:
 
 def test_the_page_makes_what_pods_ask_for() -> None:
     examples = [each for path in (KUBERNETES / "examples").iterdir() for each in yaml.safe_load_all(path.read_text())]
-    asked = references(render(KUBERNETES / "overlays" / "prod")) | references(examples)
+    asked = references(kustomized(KUBERNETES / "overlays" / "prod")) | references(examples)
     assert set().union(*map(made, COMMANDS)) == asked
 
 
 def test_files_services_and_deployments_on_the_page_are_there() -> None:
     containers = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
     deployed = {
-        f"{each['kind']}/{each['metadata']['name']}".lower() for each in render(KUBERNETES / "overlays" / "prod")
+        f"{each['kind']}/{each['metadata']['name']}".lower() for each in kustomized(KUBERNETES / "overlays" / "prod")
     }
     for command in COMMANDS:
         words = shlex.split(command)
@@ -89,7 +76,7 @@ def test_an_overlay_of_your_own_is_production_with_its_image(tmp_path: Path) -> 
     (block,) = [block for block in BLOCKS if block.language == "yaml" and "kind: Kustomization" in block.text]
     production = os.path.relpath(KUBERNETES / "overlays" / "prod", tmp_path.resolve())
     (tmp_path / "kustomization.yaml").write_text(block.text.replace("../prod", production))
-    objects = render(tmp_path)
+    objects = kustomized(tmp_path)
     images = {
         container["image"]
         for each in objects
@@ -104,10 +91,9 @@ def test_an_overlay_of_your_own_is_production_with_its_image(tmp_path: Path) -> 
 
 def test_the_values_on_the_page_are_values_of_the_chart() -> None:
     (block,) = [block for block in BLOCKS if block.language == "yaml" and "certManager" in block.text]
-    values = merged(yaml.safe_load((CHART / "values.yaml").read_text()), yaml.safe_load(block.text))
-    jsonschema.validate(values, json.loads((CHART / "values.schema.json").read_text()))
-    kinds = {each["kind"] for each in yaml.safe_load_all(render_chart(values)) if each}
-    assert {"Certificate", "ExternalSecret"} <= kinds
+    objects = yaml.safe_load_all(render(yaml.safe_load(block.text), helm=program("helm")))
+    assert {"Certificate", "ExternalSecret"} <= {each["kind"] for each in objects if each}
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
     section = PAGE.read_text().partition("## Kubernetes, with Helm")[2]
     named = re.findall(r"`((?:planner|redis|tls|autoscaling|status)\.[\w.]+)(?:: \w+)?`", section)
     assert named

@@ -1,4 +1,7 @@
-"""The site builds without a warning, its links lead somewhere, and only its diagrams need the network."""
+"""The site builds without a warning, its links lead somewhere, and only its diagrams need the network.
+
+Other tests of this folder follow the links of the pages themselves.
+"""
 
 import re
 import subprocess
@@ -11,6 +14,8 @@ from urllib.parse import unquote, urldefrag, urlsplit
 import pytest
 
 from harness.doc_blocks import PAGES, REPOSITORY
+
+pytestmark = pytest.mark.long
 
 
 class Page(HTMLParser):

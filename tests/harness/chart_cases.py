@@ -1,10 +1,12 @@
-"""The Helm chart with the values of several clusters, rendered without Helm."""
+"""The Helm chart with the values of several clusters, rendered by Helm."""
 
+from functools import cache
 from typing import Any
 
 import yaml
 
 from deploy.helm.render import CHART, render
+from harness.kubernetes_programs import program
 
 CASES: dict[str, dict[str, Any]] = {
     "defaults": {},
@@ -48,9 +50,15 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@cache
+def rendered(case: str) -> str:
+    """Return the manifests of a case."""
+    return render(CASES[case], helm=program("helm"))
+
+
 def objects_of(case: str) -> list[dict[str, Any]]:
     """Return the objects of a case."""
-    return [each for each in yaml.safe_load_all(render(CASES[case])) if each]
+    return [each for each in yaml.safe_load_all(rendered(case)) if each]
 
 
 def environment(pod: dict[str, Any]) -> dict[str, str | None]:
