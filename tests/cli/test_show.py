@@ -39,7 +39,7 @@ def test_S9_a_job_that_packs_says_how_that_ended(relibra, answering):
         said["packing"] = note | {"is_packed": is_packed}
         with answering(HTTPStatus.OK, json.dumps(said).encode()) as (url, _):
             assert "Step 7 was packed: packing brings the floor from 1.2 to 1.1" in relibra("show", "job", "--url", url)
-    del said["packing"]
+    said["packing"] = None
     with answering(HTTPStatus.OK, json.dumps(said).encode()) as (url, _):
         assert "packed" not in relibra("show", "job", "--url", url)
 
@@ -61,7 +61,7 @@ def test_an_expired_step_in_brief(relibra, watched):
     assert "4 steps are kept in full" in " ".join(printed.split())
     assert f"bound {watched.job.plans[0].prediction.imbalance_bound:.3f}" in printed
     assert "update: 4 of 4 ranks executed the plan, imbalance" in printed
-    assert json.loads(relibra("show", "job", 0, "--json"))["is_expired"]
+    assert json.loads(relibra("show", "job", 0, "--json"))["expired"]
     with pytest.raises(NotFound, match=r"step 0 of job 'job' has expired: only the summary .* 4 in all"):
         relibra("show", "job", 0, "--row", 0, "--layer", 0)
 

@@ -83,7 +83,7 @@ def test_reports_become_a_plan_that_is_executed_and_shown(planner: Service, redi
         assert shown["prediction"]["imbalance_after"] == pytest.approx(imbalance(loads_MLR))
         assert shown["prediction"]["imbalance_after"] < shown["prediction"]["imbalance_before"]
         reports = get(f"{status.address}/v1/jobs/{JOB}/steps/5/reports?realised=true")
-        realised_MLR = np.stack([each["realised_tokens"] for each in reports], axis=-1)
+        realised_MLR = np.stack([each["realised_load"] for each in reports], axis=-1)
         assert imbalance(realised_MLR) == pytest.approx(shown["prediction"]["imbalance_after"])
         with urllib.request.urlopen(f"{status.address}/metrics", timeout=60) as metrics:
             assert f'relibra_job_health{{job_id="{JOB}",verdict="well"}} 1.0' in metrics.read().decode()

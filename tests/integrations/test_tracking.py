@@ -17,7 +17,7 @@ from relibra.errors import InvalidInput
 from relibra.integrations.tracked_runs import active_runs
 from relibra.integrations.tracking import FIGURES, Mark, ended, track
 from relibra.planning.launch import Launch
-from relibra.status.history_models import HistoryPoint
+from relibra.status.step_figures import STEP_FIGURES
 from relibra.store import EmbeddedRedis, Store
 
 POLL_S = 0.05
@@ -102,7 +102,7 @@ def test_every_step_is_logged_once_from_the_call_on(
         eventually(lambda: (f"relibra/{FIGURES[-1]}", 5) in writer.scalars)
         assert {step for _, step in writer.scalars} == {4, 5}
     assert "is not in TensorBoard" not in caplog.text  # the thread survives what the writer raises
-    assert set(FIGURES) <= set(HistoryPoint.model_fields)
+    assert set(FIGURES) <= {figure.name for figure in STEP_FIGURES}
     assert writer.scalars["relibra/imbalance_before", 5] == job.plans[5].prediction.imbalance_before
     with track("job", run=(later := Writer()), url=service.address, poll_interval_s=POLL_S):
         eventually(lambda: "from step 6 on" in caplog.text)

@@ -11,9 +11,9 @@ from harness.watched_job import WatchedJob
 def test_jobs_are_shown_with_their_health(http: TestClient, job: WatchedJob) -> None:
     (shown,) = http.get("/v1/jobs").json()
     assert shown["job_id"] == "job"
-    assert shown["epoch"] == f"{job.record.epoch:016x}"
-    assert shown["model"]["num_experts"] == MODEL.num_experts
-    assert shown["cluster"]["redundant_slots"] == CLUSTER.redundant_slots
+    assert shown["attempt"]["epoch"] == f"{job.record.epoch:016x}"
+    assert shown["attempt"]["model"]["num_experts"] == MODEL.num_experts
+    assert shown["attempt"]["cluster"]["redundant_slots"] == CLUSTER.redundant_slots
     one = http.get("/v1/jobs/job").json()
     reason = "step 3 cannot be planned: the load is empty; 1 of the last 2 steps ran without a plan"
     assert one["health"] == shown["health"] == {"verdict": "failing", "reason": reason}
@@ -64,8 +64,8 @@ def test_reports_are_shown_and_filtered(http: TestClient, job: WatchedJob) -> No
     (shown,) = http.get("/v1/jobs/job/steps/1/reports?phase=update&ep_rank=2&realised=true").json()
     assert (shown["phase"], shown["ep_rank"]) == ("update", 2)
     assert shown["applied"] == f"{job.record.epoch:016x}.1"
-    np.testing.assert_array_equal(shown["realised_tokens"], job.plans[1].rank_loads_MLR[:, :, 2])
-    assert http.get("/v1/jobs/job/steps/1/reports?ep_rank=2").json()[0]["realised_tokens"] is None
+    np.testing.assert_array_equal(shown["realised_load"], job.plans[1].rank_loads_MLR[:, :, 2])
+    assert http.get("/v1/jobs/job/steps/1/reports?ep_rank=2").json()[0]["realised_load"] == []
 
 
 def test_a_step_explains_itself(http: TestClient, job: WatchedJob) -> None:

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relibra.planning import Phase, PlanId
+from harness.executed_plan import PLAN
+from relibra.planning import Phase
 from relibra.planning.execution import PhaseSummary
 from relibra.planning.plan import Prediction
 from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.status.comparison import Compared, Side, compare
-from relibra.store import StepState, StepSummary
-from relibra.store.step_summary import PlanBrief
+from relibra.store import StepSummary
 
 PHASE = PhaseSummary(
     phase=Phase.UPDATE,
@@ -44,10 +44,10 @@ PREDICTION = Prediction(
 )
 STEP = StepSummary(
     step=1,
-    state=StepState.PLANNED,
     num_sequences=8,
+    policies={},
     submitted_at=None,
-    plan=PlanBrief(id=PlanId(epoch=1, version=1), prediction=PREDICTION, published_at=0.0, latency_s=0.75),
+    plan=replace(PLAN, prediction=PREDICTION),
     failure=None,
     phases=(replace(PHASE, phase=Phase.RECOMPUTE, duration_s=2.0, plan_wait_s=1.0), PHASE),
 )

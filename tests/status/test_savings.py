@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relibra.planning import Cluster, Model, Phase, PlanId, PlanParams
+from harness.executed_plan import PLAN
+from relibra.planning import Cluster, Model, Phase, PlanParams
 from relibra.planning.cost import CostModel
 from relibra.planning.execution import PhaseSummary
 from relibra.planning.load import imbalance
 from relibra.planning.plan import Basis, Prediction
 from relibra.status.savings import NOTHING, Saving, TokenTime, assumption, hours_text, saving_of, total
-from relibra.store import JobRecord, StepState, StepSummary
-from relibra.store.step_summary import PlanBrief
+from relibra.store import JobRecord, StepSummary
 
 US = TokenTime(us=1e6, is_measured=True)
 """One second for one token copy."""
@@ -50,10 +50,10 @@ def step(*phases: PhaseSummary, before: float = 1.75, basis: Basis = Basis.REPLA
     )
     return StepSummary(
         step=1,
-        state=StepState.PLANNED,
         num_sequences=8,
+        policies={},
         submitted_at=None,
-        plan=PlanBrief(id=PlanId(epoch=1, version=1), prediction=prediction, published_at=0.0, latency_s=None),
+        plan=replace(PLAN, prediction=prediction),
         failure=None,
         phases=phases,
     )

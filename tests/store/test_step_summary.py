@@ -6,11 +6,10 @@ from relibra.planning import Cause, Phase, PlanId
 from relibra.planning.execution import PhaseSummary
 from relibra.planning.plan import Basis, Prediction
 from relibra.planning.routing_check import RoutingCause, RoutingCheck
-from relibra.store.records import StepState
+from relibra.store.records import PlanRecord
 from relibra.store.step_summary import (
     Expired,
     ExpiryCause,
-    PlanBrief,
     StepSummary,
     decode_summary,
     encode_summary,
@@ -33,8 +32,9 @@ PHASE = PhaseSummary(
     duration_s=128.25,
     num_processes=512,
 )
-PLAN = PlanBrief(
+PLAN = PlanRecord(
     id=PlanId(epoch=0x5F3C0A9BE1D24C77, version=12),
+    step=1 << 53,
     prediction=Prediction(
         imbalance_before=1.8312,
         imbalance_after=1.0123,
@@ -46,13 +46,13 @@ PLAN = PlanBrief(
         imbalance_floor=1.002,
         basis=Basis.ROLLOUT,
     ),
+    submitted_at=1_763_799_999.5,
     published_at=1_763_800_000.125,
-    latency_s=0.62,
 )
 SUMMARY = StepSummary(
     step=1 << 53,
-    state=StepState.PLANNED,
     num_sequences=2048,
+    policies={},
     num_tokens=8_000_000,
     submitted_at=1_763_799_999.5,
     plan=PLAN,
@@ -66,8 +66,8 @@ SUMMARY = StepSummary(
     "summary",
     [
         SUMMARY,
-        replace(SUMMARY, plan=None, submitted_at=None, state=StepState.FAILED, failure="no load", phases=()),
-        replace(SUMMARY, num_tokens=None, phases=(), plan=replace(PLAN, latency_s=None)),
+        replace(SUMMARY, plan=None, submitted_at=None, failure="no load", phases=()),
+        replace(SUMMARY, num_tokens=None, phases=(), submitted_at=None, plan=replace(PLAN, submitted_at=None)),
     ],
     ids=["planned", "failed", "planned without reports"],
 )

@@ -44,15 +44,16 @@ def list_jobs(url: StatusUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
     for heading in ("health", "attempt", "launched by", "layers x experts", "nodes x GPUs", "registered"):
         table.add_column(heading)
     for job in found:
-        model, cluster = job["model"], job["cluster"]
+        attempt = job["attempt"]
+        model, cluster = attempt["model"], attempt["cluster"]
         table.add_row(
             job["job_id"],
             job["health"]["verdict"],
-            str(job["attempt"]["number"]),
-            escape(job["attempt"]["owner"]),
+            str(attempt["number"]),
+            escape(attempt["owner"]),
             f"{model['num_layers']} x {model['num_experts']}",
             f"{cluster['num_nodes']} x {cluster['gpus_per_node']}",
-            f"{job['registered_at'][:16].replace('T', ' ')} UTC",
+            f"{attempt['began_at'][:16].replace('T', ' ')} UTC",
         )
     console = open_console()
     if not found:

@@ -54,7 +54,7 @@ def show(
         shown["attempts"] = get("attempts") if shown["current_attempt"] > 1 else [shown["attempt"]]
     elif row is None or layer is None:
         shown, print_it = get("steps", step), _print_step
-        if shown.get("is_expired"):
+        if shown["expired"]:
             print_it = _print_summary
         else:
             shown |= {"execution": get("steps", step, "execution")}
@@ -69,8 +69,8 @@ def show(
 
 
 def _print_job(console: Console, job: dict[str, Any]) -> None:
-    health, model, cluster = job["health"], job["model"], job["cluster"]
-    colour, attempt = _COLOURS.get(health["verdict"], _PLAIN), job["attempt"]
+    health, attempt = job["health"], job["attempt"]
+    model, cluster, colour = attempt["model"], attempt["cluster"], _COLOURS.get(health["verdict"], _PLAIN)
     is_over = attempt["number"] != job["current_attempt"]
     if is_over:
         current = f"attempt {job['current_attempt']} is current"
@@ -78,20 +78,19 @@ def _print_job(console: Console, job: dict[str, Any]) -> None:
     console.print(f"[bold {colour}]{escape(health['verdict'])}[/]: {escape(health['reason'])}")
     if job["refused_launch"]:
         console.print(job["refused_launch"]["text"], style="yellow", markup=False)
-    if packing := job.get("packing"):  # older services say nothing of it
+    if packing := job["packing"]:
         style = None if packing["is_packed"] else "yellow"
         console.print(f"{packing['headline']}: {packing['text']}", style=style, markup=False)
     _print_facts(
         console,
         {
-            "attempt": f"{_launch(attempt)}, epoch {job['epoch']}",
+            "attempt": f"{_launch(attempt)}, epoch {attempt['epoch']}",
             "model": f"{model['num_layers']} MoE layers x {model['num_experts']} experts, top {model['top_k']}",
             "EP group": f"{cluster['num_nodes']} nodes x {cluster['gpus_per_node']} GPUs, "
             f"{cluster['redundant_slots']} redundant slots; {cluster['num_ep_groups']} of them",
         }
         | {f"attempt {each['number']}": _past(each) for each in job["attempts"] if each["ended_at"]}
-        # Older services say nothing of savings.
-        | ({"GPU-hours saved": _saved(job["savings"])} if job.get("savings") else {}),
+        | {"GPU-hours saved": _saved(job["savings"])},
     )
 
 
@@ -137,12 +136,11 @@ def _print_step(console: Console, step: dict[str, Any]) -> None:
 
 
 def _print_summary(console: Console, step: dict[str, Any]) -> None:
-    summary = step["summary"]
     _print_state(console, step)
-    console.print(summary["text"], style="yellow", markup=False)
-    if summary["prediction"]:
-        _print_prediction(console, summary["plan_id"], summary["prediction"])
-    for each in summary["phases"]:
+    console.print(step["expiry"], style="yellow", markup=False)
+    if plan := step["plan"]:
+        _print_prediction(console, plan["id"], plan["prediction"])
+    for each in step["phases"]:
         _print_phase(console, each)
         if num_otherwise := each["routing"]["num_otherwise"]:
             console.print(f"  routed otherwise than planned in {num_otherwise} cells", style="yellow")

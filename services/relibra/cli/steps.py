@@ -39,9 +39,8 @@ def steps(
     ):
         table.add_column(heading, justify="left" if heading == "state" else "right")
     for each in found:
-        came = f"{each['state']}, expired" if each.get("is_expired") else each["state"]
-        plan = each["plan"] or each.get("summary")
-        table.add_row(str(each["step"]), came, str(each["num_sequences"]), *_promises(plan))
+        came = f"{each['state']}, expired" if each["expired"] else each["state"]
+        table.add_row(str(each["step"]), came, str(each["num_sequences"]), *_promises(each["plan"]))
     console = open_console()
     print_table(console, table)
     for each in found:

@@ -40,7 +40,7 @@ FIGURES = (
     "num_replicas",
     "num_moved_experts",
 )
-"""The figures logged for each step, by their names in `HistoryPoint`. Figures that a step lacks are left out."""
+"""The figures logged for each step, by the names of the history. Figures that a step lacks are left out."""
 
 _POLL_INTERVAL_S = 15.0
 _USUAL_STEPS, _MOST_STEPS = 20, 1000

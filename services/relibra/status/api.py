@@ -8,47 +8,48 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from relibra.errors import Corrupt
-from relibra.planning import Phase
+from relibra.planning import ExecutionReport, Phase
+from relibra.planning.execution import Execution
+from relibra.status.attempts import AttemptSteps
 from relibra.status.context import MAX_INDEX, V1_RESPONSES, App, Before, Job, Limit, Looker, Seen, Step
 from relibra.status.explain import Explanation, explain
 from relibra.status.figures import check_index
-from relibra.status.history_models import ExpertPoint, HistoryPoint, RankPoint
-from relibra.status.job_models import AttemptStepsView, JobHealthView
-from relibra.status.models import ExecutionView, ReportView, StepView
+from relibra.status.glance import JobGlance
+from relibra.status.history import ExpertPoint, RankPoint
 from relibra.status.savings import TokenTime
-from relibra.status.summary_models import StepOrSummaryView
-from relibra.store import PlanRecord, StepRecord, StepState, StepSummary
+from relibra.status.step_figures import HISTORY, history_point
+from relibra.status.step_view import StepView
+from relibra.status.views import view
+from relibra.store import PlanRecord, StepState
 
 api = APIRouter(prefix="/v1", responses=V1_RESPONSES)
 
-_MAX_SCANNED = 1000
-"""The number of steps searched when only one state is requested."""
 _NUM_HISTORY = 20
 
 
-@api.get("/jobs", tags=["jobs"], response_model=list[JobHealthView])
+@api.get("/jobs", tags=["jobs"], response_model=view(list[JobGlance]))
 async def list_jobs(app: App, viewer: Looker, request: Request) -> Response:
     """All registered jobs that the caller may see, by id; there are at most `max_jobs`, each with its health."""
     jobs = [job for job in await app.store.list_jobs() if viewer.may_see(job.job_id)]
     glances = await app.reader.glances(jobs)
-    return await app.tagged.json(request, lambda: [JobHealthView.show(each) for each in glances])
+    return await app.tagged.json(request, lambda: glances)
 
 
-@api.get("/jobs/{job_id}", tags=["jobs"], response_model=JobHealthView)
+@api.get("/jobs/{job_id}", tags=["jobs"], response_model=view(JobGlance))
 async def get_job(app: App, seen: Seen, request: Request) -> Response:
     """One job, its current attempt and its health; or an attempt that is over, and the health of the job at its end."""
     glance = await app.reader.glance(seen)
-    return await app.tagged.json(request, lambda: JobHealthView.show(glance))
+    return await app.tagged.json(request, lambda: glance)
 
 
-@api.get("/jobs/{job_id}/attempts", tags=["jobs"], response_model=list[AttemptStepsView])
+@api.get("/jobs/{job_id}/attempts", tags=["jobs"], response_model=view(list[AttemptSteps]))
 async def list_attempts(app: App, seen: Seen, request: Request) -> Response:
     """The attempts of a job whose data is kept, newest first: each is one launch of its training."""
-    rows = await app.reader.attempts(seen.attempts)
-    return await app.tagged.json(request, lambda: [AttemptStepsView.show(*row) for row in rows])
+    attempts = await app.reader.attempts(seen.attempts)
+    return await app.tagged.json(request, lambda: attempts)
 
 
-@api.get("/jobs/{job_id}/steps", tags=["steps"], response_model=list[StepOrSummaryView])
+@api.get("/jobs/{job_id}/steps", tags=["steps"], response_model=view(list[StepView]))
 async def list_steps(
     app: App,
     job: Job,
@@ -58,24 +59,18 @@ async def list_steps(
     state: Annotated[StepState | None, Query(description="Only steps in this state.")] = None,
 ) -> Response:
     """The latest steps of a job, newest first; of expired steps a summary."""
-    num = limit if state is None else _MAX_SCANNED
-    kept = {each.step: each for each in await app.store.list_steps(job, limit=num, before=before)}
-    expired = {each.step: each for each in await app.store.list_summaries(job, limit=num, before=before)}
-    num_kept = await app.store.num_kept_steps(job)
-    steps = [kept.get(number) or expired[number] for number in sorted(kept.keys() | expired.keys(), reverse=True)]
-    wanted = [step for step in steps[:num] if state in (None, step.state)][:limit]
-    return await app.tagged.json(request, lambda: [_view(step, num_kept) for step in wanted])
+    steps = await app.reader.steps(job, limit=limit, before=before, state=state)
+    return await app.tagged.json(request, lambda: steps)
 
 
-@api.get("/jobs/{job_id}/steps/{step}", tags=["steps"], response_model=StepOrSummaryView)
+@api.get("/jobs/{job_id}/steps/{step}", tags=["steps"], response_model=view(StepView))
 async def get_step(app: App, job: Job, request: Request, step: Step) -> Response:
     """The state of a step, or the summary of an expired one. A step that nobody reported is not found."""
-    found = await app.reader.find(job, step)
-    num_kept = await app.store.num_kept_steps(job)
-    return await app.tagged.json(request, lambda: _view(found, num_kept))
+    shown = await app.reader.step(job, step)
+    return await app.tagged.json(request, lambda: shown)
 
 
-@api.get("/jobs/{job_id}/steps/{step}/explain", tags=["steps"], response_model=Explanation)
+@api.get("/jobs/{job_id}/steps/{step}/explain", tags=["steps"], response_model=view(Explanation))
 async def explain_step(app: App, seen: Seen, request: Request, step: Step) -> Response:
     """Why the step has this placement and these replicas, and why ranks fell back, in sentences."""
     job = seen.job
@@ -84,15 +79,15 @@ async def explain_step(app: App, seen: Seen, request: Request, step: Step) -> Re
     return await app.tagged.json(request, lambda: explain(record, job.cluster, executed, is_over=seen.is_over))
 
 
-@api.get("/jobs/{job_id}/steps/{step}/execution", tags=["execution"], response_model=list[ExecutionView])
+@api.get("/jobs/{job_id}/steps/{step}/execution", tags=["execution"], response_model=view(list[Execution]))
 async def get_execution(app: App, job: Job, request: Request, step: Step) -> Response:
     """What the ranks did in a step, by phase: missing ranks, fallbacks with their causes, realised imbalance."""
     await app.store.find_step(job, step)
     executed = await app.reader.executed(job, step)
-    return await app.tagged.json(request, lambda: [ExecutionView.of(each) for each in executed])
+    return await app.tagged.json(request, lambda: executed)
 
 
-@api.get("/jobs/{job_id}/steps/{step}/reports", tags=["execution"], response_model=list[ReportView])
+@api.get("/jobs/{job_id}/steps/{step}/reports", tags=["execution"], response_model=view(list[ExecutionReport]))
 async def list_reports(
     app: App,
     job: Job,
@@ -100,15 +95,15 @@ async def list_reports(
     step: Step,
     phase: Annotated[Phase | None, Query(description="Only this phase.")] = None,
     ep_rank: Annotated[int | None, Query(description="Only this rank.", ge=0, le=MAX_INDEX)] = None,
-    realised: Annotated[bool, Query(description="Include the tokens of every cell.")] = False,
+    realised: Annotated[bool, Query(description="Include `realised_load`, which is empty otherwise.")] = False,
 ) -> Response:
     """What each rank reported about a step, by phase, EP group and rank."""
     await app.store.find_step(job, step)
     reports = await app.store.get_reports(job, step, phase=phase, ep_rank=ep_rank, with_loads=realised)
-    return await app.tagged.json(request, lambda: [ReportView.of(each, with_realised=realised) for each in reports])
+    return await app.tagged.json(request, lambda: reports)
 
 
-@api.get("/jobs/{job_id}/history", tags=["history"], response_model=list[HistoryPoint])
+@api.get("/jobs/{job_id}/history", tags=["history"], response_model=HISTORY)
 async def get_history(
     app: App,
     job: Job,
@@ -130,12 +125,12 @@ async def get_history(
         steps = await app.reader.summaries(job, limit=limit, before=before)
     else:
         steps = await app.reader.sample(job, points)
-    return await app.tagged.json(
-        request, lambda: [HistoryPoint.of(step, TokenTime.of(job)) for step in reversed(steps)]
-    )
+    return await app.tagged.json(request, lambda: [history_point(step, TokenTime.of(job)) for step in reversed(steps)])
 
 
-@api.get("/jobs/{job_id}/history/layers/{layer}/experts/{expert}", tags=["history"], response_model=list[ExpertPoint])
+@api.get(
+    "/jobs/{job_id}/history/layers/{layer}/experts/{expert}", tags=["history"], response_model=view(list[ExpertPoint])
+)
 async def get_expert_history(
     app: App, job: Job, request: Request, layer: int, expert: int, limit: Limit = _NUM_HISTORY, before: Before = None
 ) -> Response:
@@ -146,11 +141,11 @@ async def get_expert_history(
     totals = await app.reader.totals(job, plans)
     return await app.tagged.json(
         request,
-        lambda: [ExpertPoint.of(plan.step, each, layer, expert) for plan, each in zip(plans, totals, strict=True)],
+        lambda: [ExpertPoint.of(plan.step, summed, layer, expert) for plan, summed in zip(plans, totals, strict=True)],
     )
 
 
-@api.get("/jobs/{job_id}/history/ranks/{rank}", tags=["history"], response_model=list[RankPoint])
+@api.get("/jobs/{job_id}/history/ranks/{rank}", tags=["history"], response_model=view(list[RankPoint]))
 async def get_rank_history(
     app: App, job: Job, request: Request, rank: int, limit: Limit = _NUM_HISTORY, before: Before = None
 ) -> Response:
@@ -162,8 +157,8 @@ async def get_rank_history(
     return await app.tagged.json(
         request,
         lambda: [
-            RankPoint.of(plan.step, each, rank, [] if isinstance(did, Corrupt) else did)
-            for plan, each, did in zip(plans, totals, executed, strict=True)
+            RankPoint.of(plan.step, summed, rank, [] if isinstance(executions, Corrupt) else executions)
+            for plan, summed, executions in zip(plans, totals, executed, strict=True)
         ],
     )
 
@@ -201,10 +196,3 @@ async def _resumed(first: str, events: AsyncGenerator[str]) -> AsyncGenerator[st
 async def _plans(app: App, job: Job, limit: int, before: int | None) -> list[PlanRecord]:
     steps = await app.store.list_steps(job, limit=limit, before=before)
     return [step.plan for step in reversed(steps) if step.plan is not None]
-
-
-def _view(step: StepRecord | StepSummary, num_kept: int) -> StepOrSummaryView:
-    if isinstance(step, StepRecord):
-        return StepOrSummaryView.show(StepView.of(step))
-    assert step.expired is not None, "only expired steps have summaries in the store"
-    return StepOrSummaryView.of_expired(step, step.expired, num_kept)

@@ -3,7 +3,7 @@
 import logging
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response
 from fastapi.staticfiles import StaticFiles
@@ -17,7 +17,6 @@ from relibra.status.context import App, Context, Looker
 from relibra.status.etag import ETagResponses
 from relibra.status.hosts import KnownHosts
 from relibra.status.live import Live
-from relibra.status.models import ProbeResult
 from relibra.status.pages import STATIC, pages, plotly, show_problem
 from relibra.status.plan_api import plan_api
 from relibra.status.problems import PROBLEM_RESPONSES, install_problem_handlers
@@ -86,15 +85,15 @@ def create_app(store: Store, settings: StatusSettings) -> FastAPI:
     app.mount("/static", StaticFiles(directory=STATIC))
 
     @app.get("/healthz", tags=["health"])
-    async def healthz() -> ProbeResult:
+    async def healthz() -> dict[str, Literal["ok"]]:
         """Liveness: the process responds. Does not check Redis."""
-        return ProbeResult()
+        return {"status": "ok"}
 
     @app.get("/readyz", tags=["health"], responses={503: PROBLEM_RESPONSES[503]})
-    async def readyz(context: App) -> ProbeResult:
+    async def readyz(context: App) -> dict[str, Literal["ok"]]:
         """Readiness: Redis responds. Returns 503 with the reason if it does not."""
         await context.store.ping()
-        return ProbeResult()
+        return {"status": "ok"}
 
     @app.get(
         "/metrics",

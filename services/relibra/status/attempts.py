@@ -32,6 +32,18 @@ class AttemptChoice:
         return self.chosen.epoch != self.current.epoch
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptSteps(Attempt):
+    """An attempt and how far it came."""
+
+    first_step: int | None
+    """The first step that is kept, if only as a summary; None without steps."""
+    last_step: int | None
+    """The last step that is kept."""
+    num_planned_steps: int
+    """Plans of this attempt and of those that it went back from, also of expired steps."""
+
+
 def choose_attempt(job_id: str, attempts: Sequence[Attempt], number: int | None) -> AttemptChoice:
     """Choose an attempt of a job by its number; None chooses the current attempt.
 
@@ -58,7 +70,7 @@ def choose_attempt(job_id: str, attempts: Sequence[Attempt], number: int | None)
 
 def refused_launch(refusals: Sequence[Refusal]) -> Refusal | None:
     """Return the refusal of another launch under the same job id, or None if there was none."""
-    return next((each for each in refusals if each.what is Refused.LAUNCH), None)
+    return next((refusal for refusal in refusals if refusal.what is Refused.LAUNCH), None)
 
 
 def why_ended(attempt: Attempt, successor: Attempt) -> str:

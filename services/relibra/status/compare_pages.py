@@ -12,9 +12,9 @@ from relibra.planning import Cluster
 from relibra.status.attempts import AttemptChoice, choose_attempt
 from relibra.status.comparison import Side, compare, compare_savings
 from relibra.status.context import MAX_INDEX, App, Context, Looker
-from relibra.status.load_models import DiffView
+from relibra.status.glance import JobGlance
+from relibra.status.loads import Diff
 from relibra.status.page import page
-from relibra.status.reader import JobGlance
 from relibra.status.savings import TokenTime
 from relibra.store import JobRecord, StepSummary
 from relibra.store.keys import MAX_STEP
@@ -96,7 +96,7 @@ async def show_comparison(
         shown["sides"] = sides
         shown["rows"] = compare(sides[0].figures, sides[1].figures)
         if left_step is None:
-            shown["rows"].insert(0, compare_savings(sides[0].glance.saving, sides[1].glance.saving))
+            shown["rows"].insert(0, compare_savings(sides[0].glance.savings, sides[1].glance.savings))
         elif all(side.is_kept for side in sides):
             shown["moves"] = await _moves(app, sides[0], sides[1])
     return page(request, "compare.html", **shown)
@@ -123,7 +123,7 @@ def _above(step: int | None) -> int | None:
     return None if step is None else step + 1
 
 
-async def _moves(app: Context, left: Shown, right: Shown) -> DiffView | None:
+async def _moves(app: Context, left: Shown, right: Shown) -> Diff | None:
     """Return which experts are elsewhere on the right; None if the two placements are not of one shape."""
     assert left.step is not None
     assert right.step is not None
@@ -131,7 +131,7 @@ async def _moves(app: Context, left: Shown, right: Shown) -> DiffView | None:
     to_LE = await app.store.get_placement(right.job, right.step.step)
     if from_LE.shape != to_LE.shape or _ranks(left.job.cluster) != _ranks(right.job.cluster):
         return None
-    return DiffView.of((left.step.step, right.step.step), from_LE, to_LE, right.job.cluster)
+    return Diff.of((left.step.step, right.step.step), from_LE, to_LE, right.job.cluster)
 
 
 def _ranks(cluster: Cluster) -> tuple[int, int]:

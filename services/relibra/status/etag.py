@@ -7,28 +7,28 @@ from urllib.parse import quote
 
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic_core import to_json
 
 from relibra.status.reader import Reader
+from relibra.status.views import to_json
 
 
 class ETagResponses:
-    """Turns views into responses with an `ETag`, off the event loop."""
+    """Turns objects into responses with an `ETag`, off the event loop."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
 
     async def json(self, request: Request, make: Callable[[], Any], *, tag: str | None = None) -> Response:
-        """Return the view that `make` builds as a JSON response.
+        """Return what `make` returns as a JSON response, in the form that the route describes (`response_model`).
 
         Args:
             request: its `If-None-Match` names the content that the caller has.
-            make: builds the view; it is not called if `tag` shows that the caller has the content.
+            make: returns the content; it is not called if `tag` shows that the caller has it.
             tag: identifies the content; without it, the hash of the content does.
         """
         if tag is not None and _has(request, tag):
             return Response(status_code=304, headers=_headers(tag))
-        content = await self._reader.off_loop(lambda: to_json(make()))
+        content = await self._reader.off_loop(lambda: to_json(request.scope["route"].response_model, make()))
         tag = tag or hashlib.blake2b(content, digest_size=12).hexdigest()
         if _has(request, tag):
             return Response(status_code=304, headers=_headers(tag))

@@ -14,9 +14,11 @@ from relibra.planning.routing_check import RoutingCause
 from relibra.status.access import Viewer
 from relibra.status.balance import NUM_JUDGED, Obstacle
 from relibra.status.context import Context
+from relibra.status.glance import JobGlance
 from relibra.status.health import JobState
-from relibra.status.reader import JobGlance, Reader
+from relibra.status.reader import Reader
 from relibra.status.refusals import Bound
+from relibra.status.step_figures import PHASE_FIGURES
 from relibra.store import JobRecord, PlanRecord
 
 
@@ -42,7 +44,7 @@ class OwnFigures:
 async def read_figures(reader: Reader, jobs: Iterable[JobRecord]) -> list[JobFigures]:
     """Read the figures of some jobs."""
     store = reader.store
-    pending = Counter(each.job_id for each in await store.pending_steps())
+    pending = Counter(step.job_id for step in await store.pending_steps())
     return [
         JobFigures(
             glance=glance,
@@ -110,8 +112,8 @@ class _Collector:
         )
         trained = _gauge("training_gpu_hours", "GPU-hours of the phases that saved_gpu_hours is about.", "job_id")
         left_out = _gauge("steps_without_savings", "Reported steps that saved_gpu_hours leaves out.", "job_id")
-        for each in self._figures:
-            names, saving = [each.glance.job.job_id], each.glance.saving
+        for job in self._figures:
+            names, saving = [job.glance.job_id], job.glance.savings
             if saving.saved_gpu_hours is not None:
                 saved.add_metric(names, saving.saved_gpu_hours)
             trained.add_metric(names, saving.trained_s / 3600)
@@ -122,8 +124,8 @@ class _Collector:
         number = _gauge("job_attempt", "The number of the current attempt; it rises with every restart.", "job_id")
         began = _gauge("job_attempt_began_timestamp_seconds", "When the current attempt began.", "job_id")
         heard = _gauge("job_heard_timestamp_seconds", "When a trainer of the job last called a planner.", "job_id")
-        for each in self._figures:
-            attempt = each.glance.choice.chosen
+        for job in self._figures:
+            attempt = job.glance.choice.chosen
             number.add_metric([attempt.job_id], attempt.number)
             began.add_metric([attempt.job_id], attempt.began_at)
             if attempt.heard_at is not None:
@@ -132,9 +134,9 @@ class _Collector:
 
     def _health(self) -> Iterator[Metric]:
         health = _gauge("job_health", "1 for the state of the job, 0 for the other states.", "job_id", "verdict")
-        for each in self._figures:
+        for job in self._figures:
             for verdict in JobState:
-                health.add_metric([each.glance.job.job_id, verdict], verdict is each.glance.health.verdict)
+                health.add_metric([job.glance.job_id, verdict], verdict is job.glance.health.verdict)
         yield health
         not_balancing = _gauge(
             "not_balancing", "1 for why the newest steps ran without a plan, 0 otherwise.", "job_id", "obstacle"
@@ -142,8 +144,8 @@ class _Collector:
         since = _gauge("not_balancing_since_step", "The first of the newest steps in a row without a plan.", "job_id")
         without = _gauge("steps_without_plan", "How many of the newest executed steps ran without a plan.", "job_id")
         executed = _gauge("steps_executed_recently", f"The newest executed steps, at most {NUM_JUDGED}.", "job_id")
-        for each in self._figures:
-            job_id, balance = each.glance.job.job_id, each.glance.balance
+        for job in self._figures:
+            job_id, balance = job.glance.job_id, job.glance.balance
             for obstacle in Obstacle:
                 not_balancing.add_metric([job_id, obstacle], obstacle is balance.obstacle)
             if balance.since_step is not None:
@@ -170,11 +172,11 @@ class _Collector:
             "job_id",
             "kind",
         )
-        for each in self._figures:
-            job_id = each.glance.job.job_id
-            planned.add_metric([job_id], each.num_planned_steps)
-            pending.add_metric([job_id], each.num_pending_steps)
-            if plan := each.latest_plan:
+        for job in self._figures:
+            job_id = job.glance.job_id
+            planned.add_metric([job_id], job.num_planned_steps)
+            pending.add_metric([job_id], job.num_pending_steps)
+            if plan := job.latest_plan:
                 published.add_metric([job_id], plan.published_at)
                 if plan.latency_s is not None:
                     latency.add_metric([job_id], plan.latency_s)
@@ -189,9 +191,6 @@ class _Collector:
     def _executions(self) -> Iterator[Metric]:
         labels = ("job_id", "phase")
         step = _gauge("executed_step", "The newest step that has reports; execution metrics are for it.", "job_id")
-        imbalance = _gauge(
-            "realised_imbalance_ratio", "Slowest rank over mean rank, once all ranks have reported.", *labels
-        )
         missing = _gauge("missing_reports", "Ranks that have not reported yet.", *labels)
         fallbacks = _gauge(
             "fallback_ranks", "Ranks that kept the previous placement, under each of their causes.", *labels, "cause"
@@ -200,35 +199,36 @@ class _Collector:
             "routed_otherwise_cells", "Cells whose routing differs from the plan, by likely cause.", *labels, "cause"
         )
         compared = _gauge("compared_cells", "Cells whose routing was compared with the plan.", *labels)
-        wait = _gauge("plan_wait_seconds", "Longest wait of a rank for the plan.", *labels)
-        sent = _gauge("sent_bytes", "Bytes sent by all ranks together.", *labels, "kind")
         damaged = _gauge("damaged_steps", "Newest steps with a report that is not the one that was stored.", "job_id")
-        lasted = _gauge(
-            "transfer_seconds", "Longest reorder of a rank, or its longest wait for replicas.", *labels, "kind"
-        )
-        took = _gauge(
-            "phase_seconds", "Longest phase of a rank, without its wait for the plan and the reorder.", *labels
-        )
-        for each in self._figures:
-            job_id = each.glance.job.job_id
-            damaged.add_metric([job_id], len(each.glance.damaged))
-            if each.glance.executed_step is not None:
-                step.add_metric([job_id], each.glance.executed_step.step)
-            for execution in each.glance.executed:
+        measured = {
+            figure.metric: _gauge(figure.metric, _MEASURED[figure.metric], *labels, *(["kind"] if figure.label else []))
+            for figure in PHASE_FIGURES
+            if figure.metric
+        }
+        for job in self._figures:
+            job_id = job.glance.job_id
+            damaged.add_metric([job_id], len(job.glance.damaged))
+            if job.glance.executed_step is not None:
+                step.add_metric([job_id], job.glance.executed_step.step)
+            for execution in job.glance.executed:
                 names = [job_id, execution.phase]
-                if execution.imbalance is not None:
-                    imbalance.add_metric(names, execution.imbalance)
                 missing.add_metric(names, len(execution.missing))
                 for cause in Cause:
                     fallbacks.add_metric([*names, cause], execution.fallbacks.get(cause, 0))
                 for likely in RoutingCause:
                     otherwise.add_metric([*names, likely], execution.routing.otherwise.get(likely, 0))
                 compared.add_metric(names, execution.routing.num_cells)
-                wait.add_metric(names, execution.plan_wait_s)
-                if execution.duration_s:
-                    took.add_metric(names, execution.duration_s)
-                sent.add_metric([*names, "reorder"], execution.reorder_sent_bytes)
-                sent.add_metric([*names, "replica"], execution.replica_sent_bytes)
-                lasted.add_metric([*names, "reorder"], execution.reorder_s)
-                lasted.add_metric([*names, "replica"], execution.replica_wait_s)
-        yield from (step, imbalance, missing, fallbacks, otherwise, compared, wait, sent, lasted, took, damaged)
+                for figure in PHASE_FIGURES:
+                    value = getattr(execution, figure.field)
+                    if figure.metric and value is not None:
+                        measured[figure.metric].add_metric([*names, *([figure.label] if figure.label else [])], value)
+        yield from (step, missing, fallbacks, otherwise, compared, damaged, *measured.values())
+
+
+_MEASURED = {
+    "realised_imbalance_ratio": "Slowest rank over mean rank, once all ranks have reported.",
+    "phase_seconds": "Longest phase of a rank, without its wait for the plan and the reorder.",
+    "plan_wait_seconds": "Longest wait of a rank for the plan.",
+    "sent_bytes": "Bytes sent by all ranks together.",
+    "transfer_seconds": "Longest reorder of a rank, or its longest wait for replicas.",
+}

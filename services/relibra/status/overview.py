@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 
+from relibra.status.glance import JobGlance
 from relibra.status.health import JobState
-from relibra.status.reader import JobGlance
 
 _URGENCY = (
     JobState.FAILING,

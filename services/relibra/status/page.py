@@ -1,7 +1,7 @@
 """How templates become pages: their filters, and the headers of every page."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
@@ -14,10 +14,10 @@ from markupsafe import Markup
 from relibra import charting
 from relibra.status.attempts import why_ended
 from relibra.status.explain import size_text
-from relibra.status.history_models import realised_imbalance, speedup
 from relibra.status.runbook import runbook_path
-from relibra.status.savings import Saving, hours_text, saving_of
+from relibra.status.savings import Saving, hours_text
 from relibra.status.sparkline import sparkline
+from relibra.status.step_figures import PHASE_FIGURES, STEP_FIGURES, Kind, realised_imbalance
 
 _DASH = "\N{EN DASH}"
 
@@ -39,16 +39,15 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals |= {"plotly_version": charting.VERSION, "sparkline": sparkline, "why_ended": why_ended}
-    environment.globals["runbook_path"] = runbook_path
+    environment.globals |= {"runbook_path": runbook_path, "phase_figures": PHASE_FIGURES}
+    environment.globals["step_figures"] = [figure for figure in STEP_FIGURES if figure.heading]
     environment.filters |= {"ratio": _ratio, "size": size_text, "when": _when, "clock": _clock, "count": _count}
     environment.filters |= {
         "addressed": _addressed,
         "seconds": _seconds,
         "realised": realised_imbalance,
-        "speedup": speedup,
-        "saving": saving_of,
         "hours": _hours,
-        "gpu_hours": lambda hours: hours_text(hours * 3600),
+        "written": _written,
     }
     return environment
 
@@ -56,6 +55,11 @@ def _templates() -> Environment:
 def _addressed(asked: Mapping[str, str], **change: str) -> str:
     """Return the query of what was asked with a change; empty values are left out."""
     return urlencode({name: value for name, value in {**asked, **change}.items() if value})
+
+
+def _written(value: float | None, kind: Kind) -> str:
+    """Return a figure of this kind as text."""
+    return _DASH if value is None else _WAYS[kind](value)
 
 
 def _ratio(value: float | None) -> str:
@@ -74,9 +78,17 @@ def _count(value: float) -> str:
     return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
 
 
-def _clock(unix_time_s: float) -> Markup:
+_WAYS: Mapping[Kind, Callable[[float], str]] = {
+    "ratio": _ratio,
+    "count": _count,
+    "seconds": _seconds,
+    "size": size_text,
+    "gpu_hours": lambda hours: hours_text(hours * 3600),
+}
+
+
+def _clock(moment: datetime) -> Markup:
     """Return a time that stays a time of day, where `_when` becomes an age."""
-    moment = datetime.fromtimestamp(unix_time_s, tz=UTC)
     return Markup('<time class="clock" datetime="{}">{}</time>').format(moment.isoformat(), f"{moment:%m-%d %H:%M:%S}")
 
 

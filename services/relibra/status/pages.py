@@ -15,14 +15,13 @@ from relibra.status.context import MAX_INDEX, App, Before, Layer, Looker, Row, S
 from relibra.status.explain import explain
 from relibra.status.figures import slowest_ranks
 from relibra.status.health import JobState
-from relibra.status.load_models import CellView
+from relibra.status.loads import Cell
 from relibra.status.overview import Order, arrange, count_states, fold
 from relibra.status.page import page
 from relibra.status.problems import Problem
 from relibra.status.runbook import runbook_html
-from relibra.status.savings import TokenTime, assumption, total
-from relibra.status.summary_models import expiry_text
-from relibra.store import StepSummary
+from relibra.status.savings import TokenTime, total
+from relibra.status.step_figures import history_point
 
 STATIC = Path(__file__).parent / "static"
 pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
@@ -50,7 +49,7 @@ async def overview(
     if not state and not search:
         found, num_folded = fold(found)
     shown: dict[str, Any] = {"asked": asked, "orders": list(Order), "counts": count_states(glances)}
-    shown["saved"] = total(each.saving for each in glances)
+    shown["saved"] = total(glance.savings for glance in glances)
     return page(request, "jobs.html", glances=found, num_folded=num_folded, **shown)
 
 
@@ -59,12 +58,10 @@ async def show_job(app: App, seen: Seen, request: Request, before: Before = None
     """One attempt of a job over its steps. Without `attempt` in the URL, the page follows the current attempt."""
     job = seen.job
     steps = await app.reader.summaries(job, limit=_STEPS_PER_PAGE + 1, before=before)
-    rows, has_older = steps[:_STEPS_PER_PAGE], len(steps) > _STEPS_PER_PAGE
     glance = await app.reader.glance(seen)
     attempts = await app.reader.attempts(seen.attempts)
-    shown: dict[str, Any] = {"rows": rows, "before": before, "has_older": has_older}
-    shown["assumption"] = assumption(glance.saving, TokenTime.of(seen.current.record))
-    shown["time"] = TokenTime.of(job)
+    points = [history_point(step, TokenTime.of(job)) for step in steps[:_STEPS_PER_PAGE]]
+    shown: dict[str, Any] = {"points": points, "before": before, "has_older": len(steps) > _STEPS_PER_PAGE}
     return page(request, "job.html", seen=seen, glance=glance, attempts=attempts, **shown)
 
 
@@ -74,17 +71,15 @@ async def show_step(app: App, seen: Seen, request: Request, step: Step) -> Respo
     job = seen.job
     if not _is_permanent(request):
         return _permanent(request, seen)
-    record = await app.reader.find(job, step)
-    if isinstance(record, StepSummary):
-        assert record.expired is not None, "only expired steps have summaries in the store"
-        text = expiry_text(record.expired, await app.store.num_kept_steps(job))
-        return page(request, "expired.html", seen=seen, step=record, text=text)
+    shown_step = await app.reader.step(job, step)
+    if shown_step.expired is not None:
+        return page(request, "expired.html", seen=seen, step=shown_step)
     executed = await app.reader.executed(job, step)
-    shown: dict[str, Any] = {"seen": seen, "step": record, "executed": executed}
-    shown["explanation"] = explain(record, job.cluster, executed, is_over=seen.is_over)
-    if record.plan is not None:
-        figures = await app.reader.figures(job, record.plan)
-        (totals,) = await app.reader.totals(job, [record.plan])
+    explanation = explain(shown_step, job.cluster, executed, is_over=seen.is_over)
+    shown: dict[str, Any] = {"seen": seen, "step": shown_step, "executed": executed, "explanation": explanation}
+    if (plan := shown_step.plan) is not None:
+        figures = await app.reader.figures(job, plan)
+        (totals,) = await app.reader.totals(job, [plan])
         shown |= {"num_rows": figures.plan.num_rows, "num_micro_batches": figures.plan.schedule.num_micro_batches}
         shown["worst"] = await app.reader.off_loop(figures.worst_cells, _NUM_NAMED)
         shown["replicated"] = totals.most_replicated(_NUM_NAMED)
@@ -113,7 +108,7 @@ async def show_cell(app: App, seen: Seen, request: Request, step: Step, row: Row
         return _permanent(request, seen)
     plan = await app.reader.planned(seen.job, step)
     figures = await app.reader.figures(seen.job, plan)
-    cell = await app.reader.off_loop(CellView.of, figures, row, layer)
+    cell = await app.reader.off_loop(Cell.of, figures, row, layer)
     return page(request, "cell.html", seen=seen, step=step, plan=plan, cell=cell, num_rows=figures.plan.num_rows)
 
 

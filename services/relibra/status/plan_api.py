@@ -8,27 +8,27 @@ from fastapi import APIRouter, Query, Request, Response
 from relibra.errors import NotFound
 from relibra.planning.plan_file import plan_chunks
 from relibra.status.context import MAX_INDEX, V1_RESPONSES, App, Job, Layer, Row, Step
-from relibra.status.load_models import CellView, DiffView, HeatMapView
-from relibra.status.models import PlanSummary, PlanView
+from relibra.status.loads import Cell, Diff, HeatMap, PlanInFull
+from relibra.status.views import view
 from relibra.store import PlanRecord
 from relibra.store.keys import MAX_STEP
 
 plan_api = APIRouter(prefix="/v1/jobs/{job_id}/steps/{step}", tags=["plans"], responses=V1_RESPONSES)
 
 
-@plan_api.get("/plan", response_model=PlanView)
+@plan_api.get("/plan", response_model=view(PlanInFull))
 async def get_plan(app: App, job: Job, request: Request, step: Step) -> Response:
     """The plan of a step: home ranks, the balance of every cell, and the reason for the plan."""
     record = await app.reader.planned(job, step)
     figures = await app.reader.figures(job, record)
-    return await app.tagged.json(request, lambda: PlanView.show(record, figures), tag=_tag(record))
+    return await app.tagged.json(request, lambda: PlanInFull.of(record, figures), tag=_tag(record))
 
 
-@plan_api.get("/plan/summary", response_model=PlanSummary)
+@plan_api.get("/plan/summary", response_model=view(PlanRecord))
 async def get_plan_summary(app: App, job: Job, request: Request, step: Step) -> Response:
     """The plan of a step without its arrays."""
     record = await app.reader.planned(job, step)
-    return await app.tagged.json(request, lambda: PlanSummary.of(record), tag=_tag(record))
+    return await app.tagged.json(request, lambda: record, tag=_tag(record))
 
 
 @plan_api.get(
@@ -46,7 +46,7 @@ async def download_plan(app: App, job: Job, request: Request, step: Step) -> Res
     return await app.tagged.file(request, chunks, tag=_tag(record), name=f"{job.job_id}-step-{step}.npz")
 
 
-@plan_api.get("/heatmap", response_model=HeatMapView)
+@plan_api.get("/heatmap", response_model=view(HeatMap))
 async def get_heat_map(
     app: App,
     job: Job,
@@ -59,18 +59,18 @@ async def get_heat_map(
     """Loads by layer and rank, before and after balancing."""
     record = await app.reader.planned(job, step)
     figures = await app.reader.figures(job, record)
-    return await app.tagged.json(request, lambda: HeatMapView.of(figures, row), tag=_tag(record))
+    return await app.tagged.json(request, lambda: HeatMap.of(figures, row), tag=_tag(record))
 
 
-@plan_api.get("/cells/{row}/{layer}", response_model=CellView)
+@plan_api.get("/cells/{row}/{layer}", response_model=view(Cell))
 async def get_cell(app: App, job: Job, request: Request, step: Step, row: Row, layer: Layer) -> Response:
     """One cell in full: loads of all ranks before and after, home and replicas of all experts, bound and gap."""
     record = await app.reader.planned(job, step)
     figures = await app.reader.figures(job, record)
-    return await app.tagged.json(request, lambda: CellView.of(figures, row, layer), tag=_tag(record))
+    return await app.tagged.json(request, lambda: Cell.of(figures, row, layer), tag=_tag(record))
 
 
-@plan_api.get("/diff", response_model=DiffView)
+@plan_api.get("/diff", response_model=view(Diff))
 async def get_diff(
     app: App,
     job: Job,
@@ -91,7 +91,7 @@ async def get_diff(
     to_LE = await app.store.get_placement(job, step)
     return await app.tagged.json(
         request,
-        lambda: DiffView.of((other.step, step), from_LE, to_LE, job.cluster),
+        lambda: Diff.of((other.step, step), from_LE, to_LE, job.cluster),
         tag=f"{_tag(other)}-{_tag(record)}",
     )
 

@@ -4,55 +4,33 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
 from relibra.errors import Corrupt, NotFound
 from relibra.planning import Plan
 from relibra.planning.execution import Execution
 from relibra.planning.summary import PlanTotals
-from relibra.status.attempts import AttemptChoice, choose_attempt, refused_launch
-from relibra.status.balance import GLANCE_STEPS, Balance, balance_of
+from relibra.status.attempts import AttemptChoice, AttemptSteps, choose_attempt, refused_launch
+from relibra.status.balance import GLANCE_STEPS, balance_of
 from relibra.status.figures import PlanFigures
+from relibra.status.glance import JobGlance
 from relibra.status.health import JobHealth, JobState, job_health
 from relibra.status.ledger import Ledger
-from relibra.status.savings import Saving
-from relibra.store import Attempt, JobRecord, PackingNote, PlanRecord, Refusal, StepRecord, StepSummary, Store
+from relibra.status.savings import JobSaving, TokenTime
+from relibra.status.step_view import StepView
+from relibra.status.views import fields_of
+from relibra.store import Attempt, JobRecord, PlanRecord, StepRecord, StepState, StepSummary, Store
 from relibra.store.single_flight import SingleFlight
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_MAX_SCANNED = 1000
+"""The number of steps searched when only one state is requested."""
 _NUM_EXECUTIONS = 128
 _NUM_WORKERS = 2
 """Threads for work of milliseconds. More would share the same cores, and each may hold a whole plan in memory."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobGlance:
-    """One attempt of a job as the overview page shows it; an attempt that is over is shown as of its end."""
-
-    choice: AttemptChoice
-    health: JobHealth
-    balance: Balance
-    steps: list[StepRecord]
-    """The newest steps, newest first."""
-    executed_step: StepRecord | None
-    """The newest step that has reports."""
-    executed: list[Execution]
-    damaged: dict[int, Corrupt]
-    """Those of the newest steps one of whose reports is not the one that was stored."""
-    packing: PackingNote | None
-    """How the newest packing ended; None if no driver of the attempt asked for one."""
-    refused_launch: Refusal | None
-    """The newest refusal of another launch, since a schedule was last accepted; None once the attempt is over."""
-    saving: Saving
-    """What balancing saved in all attempts of the job that are kept."""
-
-    @property
-    def job(self) -> JobRecord:
-        """The job as the attempt registered it."""
-        return self.choice.job
 
 
 class Reader:
@@ -85,18 +63,34 @@ class Reader:
             raise NotFound(f"step {step} of job {job.job_id!r} has no plan; it is {record.failure or record.state}")
         return record.plan
 
-    async def find(self, job: JobRecord, step: int) -> StepRecord | StepSummary:
-        """Return a step whose full data is kept, or the summary of an expired one.
+    async def step(self, job: JobRecord, step: int) -> StepView:
+        """Return a step with its full data, or what is left of an expired one.
 
         Raises:
             NotFound: neither is there; the message says why.
         """
         try:
-            return await self.store.find_step(job, step)
+            (summary,) = await self._in_brief(job, [await self.store.find_step(job, step)])
         except NotFound:
-            if summary := await self.store.get_summary(job, step):
-                return summary
-            raise
+            expired = await self.store.get_summary(job, step)
+            if expired is None:
+                raise
+            summary = expired
+        return StepView.of_summary(summary, await self.store.num_kept_steps(job))
+
+    async def steps(self, job: JobRecord, *, limit: int, before: int | None, state: StepState | None) -> list[StepView]:
+        """Return the last `limit` steps of an attempt that are in `state`, or all, expired or not, newest first.
+
+        With a state, only the last `_MAX_SCANNED` steps are searched.
+        """
+        num = limit if state is None else _MAX_SCANNED
+        kept = await self.store.list_steps(job, limit=num, before=before)
+        kept = [step for step in kept if state in (None, step.state)]
+        expired = await self.store.list_summaries(job, limit=num, before=before)
+        expired = [step for step in expired if state in (None, step.state)]
+        num_kept = await self.store.num_kept_steps(job)
+        merged = _merge(await self._in_brief(job, kept[:limit]), expired)
+        return [StepView.of_summary(step, num_kept) for step in merged[:limit]]
 
     async def summaries(self, job: JobRecord, *, limit: int, before: int | None = None) -> list[StepSummary]:
         """Return the last `limit` steps of an attempt in brief, expired or not, newest first."""
@@ -115,10 +109,10 @@ class Reader:
     async def _in_brief(self, job: JobRecord, steps: list[StepRecord]) -> list[StepSummary]:
         executed = await self.executions(job, [step.step for step in steps])
         return [
-            StepSummary.of(replace(step, failure=str(did)), [])
-            if isinstance(did, Corrupt)
-            else StepSummary.of(step, did)
-            for step, did in zip(steps, executed, strict=True)
+            StepSummary.of(replace(step, failure=str(executions)), [])
+            if isinstance(executions, Corrupt)
+            else StepSummary.of(step, executions)
+            for step, executions in zip(steps, executed, strict=True)
         ]
 
     async def figures(self, job: JobRecord, record: PlanRecord) -> PlanFigures:
@@ -199,6 +193,7 @@ class Reader:
         if not steps and await self.store.list_summaries(job, limit=1):
             expired = f"the full data of attempt {choice.chosen.number} has expired; summaries of its steps remain"
             health = JobHealth(verdict=JobState.WAITING, reason=expired)
+        saving = await self.ledger.of_job(choice.attempts)
         return JobGlance(
             choice=choice,
             health=health,
@@ -209,7 +204,7 @@ class Reader:
             damaged=damaged,
             packing=await self.store.get_packing(job),
             refused_launch=None if choice.is_over else refused_launch(refusals),
-            saving=await self.ledger.of_job(choice.attempts),
+            savings=JobSaving(**fields_of(saving), time=TokenTime.of(choice.current.record)),
         )
 
     async def latest_plan(self, job: JobRecord) -> PlanRecord | None:
@@ -219,11 +214,19 @@ class Reader:
         except Corrupt:
             return None  # the health of the job says so
 
-    async def attempts(self, attempts: Sequence[Attempt]) -> list[tuple[Attempt, tuple[int, int] | None, int]]:
-        """Return each attempt with its first and last step, and the number of steps that it planned."""
+    async def attempts(self, attempts: Sequence[Attempt]) -> list[AttemptSteps]:
+        """Return attempts with their first and last steps, and the numbers of steps that they planned."""
         spans = await self.store.kept_steps(attempts)
         planned = await asyncio.gather(*map(self.store.num_planned_steps, attempts))
-        return list(zip(attempts, spans, planned, strict=True))
+        return [
+            AttemptSteps(
+                **fields_of(attempt),
+                first_step=None if span is None else span[0],
+                last_step=None if span is None else span[1],
+                num_planned_steps=num_planned,
+            )
+            for attempt, span, num_planned in zip(attempts, spans, planned, strict=True)
+        ]
 
     async def plan(self, job: JobRecord, record: PlanRecord, *, with_shares: bool = True) -> Plan:
         """Read a plan from the store and return it.

@@ -14,7 +14,7 @@ traffic, so the figure is then below what they save; the assumption says so.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from relibra.planning import Phase
 from relibra.planning.cost import CostModel
@@ -66,23 +66,28 @@ class Saving:
     """Steps with reports that do not count, because something is not known."""
 
     def __add__(self, other: "Saving") -> "Saving":
-        return Saving(
-            saved_s=self.saved_s + other.saved_s,
-            trained_s=self.trained_s + other.trained_s,
-            expert_s=self.expert_s + other.expert_s,
-            waited_s=self.waited_s + other.waited_s,
-            num_steps=self.num_steps + other.num_steps,
-            num_forecasts=self.num_forecasts + other.num_forecasts,
-            num_left_out=self.num_left_out + other.num_left_out,
-        )
+        return Saving(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(Saving)})
 
     @property
     def saved_gpu_hours(self) -> float | None:
-        """The GPU-hours saved; None while no step counts."""
+        """The GPU-hours saved, below 0 where balancing cost more than it saved; None while no step counts."""
         return self.saved_s / 3600 if self.num_steps else None
 
 
 NOTHING = Saving()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSaving(Saving):
+    """What balancing saved over all steps of a job that are kept, expired or not, in all of its attempts."""
+
+    time: TokenTime | None
+    """How long an expert of the current attempt computes one token copy; None if that is not known."""
+
+    @property
+    def assumption(self) -> str:
+        """What the figure rests on, or why it is unknown."""
+        return assumption(self, self.time)
 
 
 def total(savings: Iterable[Saving]) -> Saving:
@@ -93,16 +98,16 @@ def total(savings: Iterable[Saving]) -> Saving:
 def saving_of(step: StepSummary, time: TokenTime | None) -> Saving:
     """Return what balancing saved in one step.
 
-    A step without reports is nothing yet. A step counts if it has a plan, all ranks reported each phase that any rank
-    reported, and agents say how long the phases took.
+    A step without reports is nothing yet. A step counts if it has a plan, and all ranks reported each phase that any
+    rank reported.
     """
     if not step.phases:
         return NOTHING
     if time is None or step.plan is None:
         return Saving(num_left_out=1)
     prediction = step.plan.prediction
-    phases = [_of_phase(each, prediction.imbalance_before, time) for each in step.phases]
-    counted = [each for each in phases if each is not None]
+    phases = [_of_phase(phase, prediction.imbalance_before, time) for phase in step.phases]
+    counted = [saving for saving in phases if saving is not None]
     if len(counted) < len(phases):
         return Saving(num_left_out=1)
     return total(counted) + Saving(num_steps=1, num_forecasts=int(prediction.basis is not Basis.REPLAY))
@@ -155,7 +160,7 @@ def assumption(saving: Saving, time: TokenTime | None) -> str:
     return text
 
 
-_WHAT_COUNTS = "A step counts if it has a plan, reports of all ranks, and agents that say how long its phases took."
+_WHAT_COUNTS = "A step counts if it has a plan and reports of all ranks."
 
 
 def hours_text(time_s: float) -> str:

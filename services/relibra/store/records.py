@@ -3,7 +3,7 @@
 L layers, E experts.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -32,7 +32,7 @@ class JobRecord:
     """The number of the current attempt, for people."""
     owner: str = ""
     """`<host>:<pid>` of the process that registered the attempt; empty if it did not say."""
-    token_hash: str = ""
+    token_hash: str = field(default="", repr=False)
     """`Launch.token_hash` of the launch that began the attempt."""
 
 
@@ -49,11 +49,12 @@ class Attempt:
     """1, 2, 3, ... within the job, for people."""
     owner: str
     """`<host>:<pid>` of the process that registered the attempt; empty if it did not say."""
-    token_hash: str
+    token_hash: str = field(repr=False)
     """`Launch.token_hash` of the launch that began the attempt."""
     began_at: float
+    """Unix time in seconds when it was registered."""
     ended_at: float | None
-    """Unix times in seconds; the current attempt has no end."""
+    """Unix time in seconds when the next attempt began; None for the current attempt."""
     heard_at: float | None
     """When a process that named this attempt last called a planner, by the clock of Redis; None if that is unknown."""
     model: Model
@@ -156,9 +157,12 @@ class PlanRecord:
     """A published plan without its arrays."""
 
     id: PlanId
+    """`<epoch in 16 hex digits>.<version>`."""
     step: int
-    digest: bytes
-    reason: str
+    digest: bytes = b""
+    """SHA-256 of the whole plan, equal on every rank; empty in the summary of an expired step."""
+    reason: str = ""
+    """What each part of planning did, in a sentence; empty in the summary of an expired step."""
     prediction: Prediction
     submitted_at: float | None
     """Unix time of the schedule; None if the writer did not record it."""
@@ -215,6 +219,7 @@ class StepRecord:
     """Unix time of the schedule; None before the schedule came and after the step failed."""
     plan: PlanRecord | None
     failure: str | None
+    """Why the step cannot be planned; None if it can."""
 
     @property
     def state(self) -> StepState:

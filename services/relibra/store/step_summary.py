@@ -11,10 +11,10 @@ from enum import StrEnum
 from typing import Any
 
 from relibra.planning import Phase, PlanId
-from relibra.planning.execution import Cause, Execution, PhaseSummary
+from relibra.planning.execution import Cause, PhaseSummary
 from relibra.planning.plan import Prediction
 from relibra.planning.routing_check import RoutingCause, RoutingCheck
-from relibra.store.records import PlanRecord, StepRecord, StepState
+from relibra.store.records import PlanRecord, StepRecord
 
 _MAX_FAILURE_LENGTH = 200
 _NUM_DIGITS = 5
@@ -46,61 +46,28 @@ class Expired:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanBrief:
-    """The part of a `PlanRecord` that a summary keeps."""
+class StepSummary(StepRecord):
+    """A step with what its ranks did, in brief. Once the step has expired, `policies` are empty."""
 
-    id: PlanId
-    prediction: Prediction
-    published_at: float
-    latency_s: float | None
-
-    @classmethod
-    def of(cls, plan: PlanRecord) -> "PlanBrief":
-        """Return the brief of a plan."""
-        return cls(id=plan.id, prediction=plan.prediction, published_at=plan.published_at, latency_s=plan.latency_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSummary:
-    """A step in brief."""
-
-    step: int
-    state: StepState
-    """How far the step had come."""
-    num_sequences: int
     num_tokens: int | None = None
-    """Tokens of the step; None without a plan, and where nobody counted them."""
-    submitted_at: float | None
-    """Unix time of the schedule; None if the step had none or failed."""
-    plan: PlanBrief | None
-    failure: str | None
-    """Why the step could not be planned, cut after 200 characters."""
+    """Tokens of an expired step; None without a plan, and where nobody counted them."""
     phases: tuple[PhaseSummary, ...]
     """What the ranks did, as far as they reported, in the order of execution."""
     expired: Expired | None = None
-    """None while the full data of the step is kept."""
+    """When and why the full data expired; None while it is kept."""
 
     @classmethod
     def of(
         cls,
         record: StepRecord,
-        executed: Sequence[Execution],
+        executed: Sequence[PhaseSummary],
         *,
         num_tokens: int | None = None,
         expired: Expired | None = None,
     ) -> "StepSummary":
         """Sum up a step and what its ranks did."""
-        return cls(
-            step=record.step,
-            state=record.state,
-            num_sequences=record.num_sequences,
-            num_tokens=num_tokens,
-            submitted_at=record.submitted_at,
-            plan=None if record.plan is None else PlanBrief.of(record.plan),
-            failure=None if record.failure is None else record.failure[:_MAX_FAILURE_LENGTH],
-            phases=tuple(executed),
-            expired=expired,
-        )
+        known = {each.name: getattr(record, each.name) for each in fields_of(StepRecord)}
+        return cls(**known, phases=tuple(executed), num_tokens=num_tokens, expired=expired)
 
 
 # Lists, because names would double the size of a summary.
@@ -112,14 +79,13 @@ def encode_summary(summary: StepSummary) -> str:
     """Encode a summary as compact JSON; what is None or empty is left out."""
     fields: dict[str, Any] = {
         "step": summary.step,
-        "state": summary.state,
         "sequences": summary.num_sequences,
         "tokens": summary.num_tokens,
         "submitted": None if summary.submitted_at is None else round(summary.submitted_at, 3),
-        "failure": summary.failure,
+        "failure": None if summary.failure is None else summary.failure[:_MAX_FAILURE_LENGTH],
     }
     if plan := summary.plan:
-        fields["plan"] = [f"{plan.id.epoch:x}", plan.id.version, round(plan.published_at, 3), _short(plan.latency_s)]
+        fields["plan"] = [f"{plan.id.epoch:x}", plan.id.version, round(plan.published_at, 3)]
         fields["prediction"] = [_short(getattr(plan.prediction, name)) for name in _PREDICTION_FIELDS]
     if summary.phases:
         fields["phases"] = {
@@ -134,21 +100,23 @@ def encode_summary(summary: StepSummary) -> str:
 def decode_summary(document: bytes) -> StepSummary:
     """Decode the document that `encode_summary` wrote."""
     fields = json.loads(document)
-    plan, expired = fields.get("plan"), fields.get("expired")
+    expired, plan = fields.get("expired"), None
+    if "plan" in fields:
+        epoch, version, published_at = fields["plan"]
+        plan = PlanRecord(
+            id=PlanId(epoch=int(epoch, 16), version=version),
+            step=fields["step"],
+            prediction=Prediction(**dict(zip(_PREDICTION_FIELDS, fields["prediction"], strict=True))),
+            submitted_at=fields.get("submitted"),
+            published_at=published_at,
+        )
     return StepSummary(
         step=fields["step"],
-        state=StepState(fields["state"]),
         num_sequences=fields["sequences"],
+        policies={},
         num_tokens=fields.get("tokens"),
         submitted_at=fields.get("submitted"),
-        plan=None
-        if plan is None
-        else PlanBrief(
-            id=PlanId(epoch=int(plan[0], 16), version=plan[1]),
-            prediction=Prediction(**dict(zip(_PREDICTION_FIELDS, fields["prediction"], strict=False))),
-            published_at=plan[2],
-            latency_s=plan[3],
-        ),
+        plan=plan,
         failure=fields.get("failure"),
         phases=tuple(_decode_phase(phase, values) for phase, values in fields.get("phases", {}).items()),
         expired=None if expired is None else Expired(at=expired[0], cause=ExpiryCause(expired[1]), age_s=expired[2]),

@@ -1,35 +1,74 @@
-"""The JSON schemas of loads: heat maps, cells, and differences between two placements.
+"""Loads as pages and JSON show them: plans, heat maps, cells, and differences between two placements.
 
-L MoE layers, E experts, R EP ranks, Q quotas, X moved experts.
+M rows (EP groups x micro-batches), L MoE layers, E experts, R EP ranks, Q quotas, X moved experts.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from relibra.planning import Cluster
 from relibra.status.figures import PlanFigures, check_index, node_loads
-from relibra.status.models import Shown
+from relibra.status.views import fields_of
+from relibra.store import PlanRecord
 
 
-class HeatMapView(Shown):
-    """Token copies by layer and rank, for one row or summed over all rows."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cells:
+    """One number for each cell, as `[row][layer]`; row = ep_group * num_micro_batches + micro_batch."""
 
-    row: int | None = Field(
-        description="ep_group * num_micro_batches + micro_batch; null for the sum of all rows.", examples=[3]
-    )
-    num_rows: int = Field(examples=[32])
-    gpus_per_node: int = Field(examples=[8])
-    mean_tokens: list[float] = Field(description="`[layer]`: mean load of a rank, the ideal.", examples=[[1024.0]])
-    floor_tokens: list[float] = Field(
-        description="`[layer]`: mean rank load of the fullest node, because replicas cannot leave a node.",
-        examples=[[1030.5]],
-    )
-    before_tokens: list[list[int]] = Field(description="`[layer][rank]` without balancing.", examples=[[[900, 1148]]])
-    after_tokens: list[list[int]] = Field(description="`[layer][rank]` as planned.", examples=[[[1020, 1028]]])
+    slowest_rank_tokens_ML: NDArray[np.int64]
+    mean_rank_tokens_ML: NDArray[np.float64]
+    lower_bound_tokens_ML: NDArray[np.float64]
+    """Lower bound of the slowest rank for any plan with this placement and these slots."""
+    num_replicas_ML: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInFull(PlanRecord):
+    """A published plan with its arrays."""
+
+    num_micro_batches: int
+    home_rank_LE: NDArray[np.int32]
+    """`[layer][expert]`: the rank that owns the expert."""
+    cells: Cells
 
     @classmethod
-    def of(cls, figures: PlanFigures, row: int | None) -> "HeatMapView":
+    def of(cls, record: PlanRecord, figures: PlanFigures) -> "PlanInFull":
+        """Return a plan with the balance of its cells."""
+        return cls(
+            **fields_of(record),
+            num_micro_batches=figures.plan.schedule.num_micro_batches,
+            home_rank_LE=figures.plan.home_rank_LE,
+            cells=Cells(
+                slowest_rank_tokens_ML=figures.after_MLR.max(axis=-1),
+                mean_rank_tokens_ML=figures.after_MLR.mean(axis=-1).round(1),
+                lower_bound_tokens_ML=figures.plan.lower_bound_ML.round(1),
+                num_replicas_ML=figures.num_replicas_ML,
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeatMap:
+    """Token copies by layer and rank, for one row or summed over all rows."""
+
+    row: int | None
+    """ep_group * num_micro_batches + micro_batch; None for the sum of all rows."""
+    num_rows: int
+    gpus_per_node: int
+    mean_tokens: list[float]
+    """`[layer]`: mean load of a rank, the ideal."""
+    floor_tokens: list[float]
+    """`[layer]`: mean rank load of the fullest node, because replicas cannot leave a node."""
+    before_tokens: list[list[int]]
+    """`[layer][rank]` without balancing."""
+    after_tokens: list[list[int]]
+    """`[layer][rank]` as planned."""
+
+    @classmethod
+    def of(cls, figures: PlanFigures, row: int | None) -> "HeatMap":
         """Return the view of one row, or of the sum of all rows.
 
         Raises:
@@ -50,58 +89,68 @@ class HeatMapView(Shown):
         )
 
 
-class RankLoad(Shown):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLoad:
     """The load of one rank in a cell."""
 
-    rank: int = Field(examples=[3])
-    node: int = Field(examples=[0])
-    before_tokens: int = Field(description="Without balancing.", examples=[1400])
-    after_tokens: int = Field(description="As planned: tokens of home experts and of replicas.", examples=[1031])
-    home_tokens: int = Field(description="Tokens of experts whose home is this rank.", examples=[900])
-    replica_tokens: int = Field(
-        description="Tokens of replicas, whose home is another rank of the node.", examples=[131]
-    )
+    rank: int
+    node: int
+    before_tokens: int
+    """Without balancing."""
+    after_tokens: int
+    """As planned: tokens of home experts and of replicas."""
+    home_tokens: int
+    """Tokens of experts whose home is this rank."""
+    replica_tokens: int
+    """Tokens of replicas, whose home is another rank of the node."""
 
 
-class ReplicaQuota(Shown):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaQuota:
     """The quota of a replica."""
 
-    rank: int = Field(examples=[5])
-    tokens: int = Field(examples=[131])
+    rank: int
+    tokens: int
 
 
-class ExpertLoad(Shown):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertLoad:
     """The load of one expert in a cell."""
 
-    expert: int = Field(examples=[17])
-    home_rank: int = Field(examples=[3])
-    load_tokens: int = Field(examples=[531])
-    home_tokens: int = Field(description="Quota of the home rank.", examples=[400])
+    expert: int
+    home_rank: int
+    load_tokens: int
+    home_tokens: int
+    """Quota of the home rank."""
     replicas: list[ReplicaQuota]
 
 
-class CellView(Shown):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
     """One micro-batch and layer of one EP group in full."""
 
-    row: int = Field(examples=[3])
-    ep_group: int = Field(examples=[0])
-    micro_batch: int = Field(examples=[3])
-    layer: int = Field(examples=[12])
-    mean_tokens: float = Field(description="Mean load of a rank, the ideal.", examples=[1024.0])
-    floor_tokens: float = Field(
-        description="Mean rank load of the fullest node under this placement.", examples=[1030.5]
-    )
-    slowest_before_tokens: int = Field(description="Load of the slowest rank without balancing.", examples=[1400])
-    slowest_after_tokens: int = Field(description="Load of the slowest rank as planned.", examples=[1031])
-    lower_bound_tokens: float = Field(
-        description="Lower bound of the slowest rank for any plan with this placement and these slots.", examples=[1031]
-    )
-    gap: float = Field(description="Slowest rank as planned over the lower bound, minus 1.", examples=[0.0005])
+    row: int
+    ep_group: int
+    micro_batch: int
+    layer: int
+    mean_tokens: float
+    """Mean load of a rank, the ideal."""
+    floor_tokens: float
+    """Mean rank load of the fullest node under this placement."""
+    slowest_before_tokens: int
+    """Load of the slowest rank without balancing."""
+    slowest_after_tokens: int
+    """Load of the slowest rank as planned."""
+    lower_bound_tokens: float
+    """Lower bound of the slowest rank for any plan with this placement and these slots."""
+    gap: float
+    """Slowest rank as planned over the lower bound, minus 1."""
     ranks: list[RankLoad]
-    experts: list[ExpertLoad] = Field(description="Experts with load, largest load first.")
+    experts: list[ExpertLoad]
+    """Experts with load, largest load first."""
 
     @classmethod
-    def of(cls, figures: PlanFigures, row: int, layer: int) -> "CellView":
+    def of(cls, figures: PlanFigures, row: int, layer: int) -> "Cell":
         """Return the view of a cell.
 
         Raises:
@@ -164,32 +213,36 @@ def _experts(
     return sorted(experts, key=lambda each: -each.load_tokens)
 
 
-class HomeChange(Shown):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HomeChange:
     """An expert whose home differs between two placements."""
 
-    layer: int = Field(examples=[12])
-    expert: int = Field(examples=[17])
-    from_rank: int = Field(examples=[3])
-    to_rank: int = Field(examples=[12])
+    layer: int
+    expert: int
+    from_rank: int
+    to_rank: int
 
 
-class DiffView(Shown):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diff:
     """The difference between the placements of two steps."""
 
-    from_step: int = Field(examples=[11])
-    to_step: int = Field(examples=[12])
-    num_moved: int = Field(description="Experts with another home rank, over all layers.", examples=[24])
-    num_crossing: int = Field(description="Experts whose new home rank is on another node.", examples=[20])
+    from_step: int
+    to_step: int
+    num_moved: int
+    """Experts with another home rank, over all layers."""
+    num_crossing: int
+    """Experts whose new home rank is on another node."""
     moves: list[HomeChange]
 
     @classmethod
     def of(
         cls, steps: tuple[int, int], from_LE: NDArray[np.int32], to_LE: NDArray[np.int32], cluster: Cluster
-    ) -> "DiffView":
+    ) -> "Diff":
         """Return the difference between two placements."""
         layer_X, expert_X = np.nonzero(from_LE != to_LE)
         from_X, to_X = from_LE[layer_X, expert_X], to_LE[layer_X, expert_X]
-        columns = (each.tolist() for each in (layer_X, expert_X, from_X, to_X))
+        columns = (array_X.tolist() for array_X in (layer_X, expert_X, from_X, to_X))
         return cls(
             from_step=steps[0],
             to_step=steps[1],
