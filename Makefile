@@ -103,7 +103,7 @@ $(READY)all: pyproject.toml constraints.txt
 	@echo "installing the packages of the demo into $(VENV), once: 1.0 GB, and more with the CUDA build of torch"
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) '.[planner]'
-	$(BIN)/python -m relibra.planner.machine_code & $(INSTALL) '.[all]'; installed=$$?; wait; exit $$installed
+	$(BIN)/python -m relibra.planner.solve.machine_code & $(INSTALL) '.[all]'; installed=$$?; wait; exit $$installed
 	rm -rf $(VENV)/lib/python*/site-packages/torch/test
 	$(BIN)/python -c 'import relibra.demo.trainer'
 	touch $@

@@ -52,7 +52,7 @@ RUN /opt/build/bin/pip --python /opt/relibra/bin/python install --no-cache-dir -
     && mkdir -p /opt/relibra/share/relibra \
     && cp dist/services.cdx.json /opt/relibra/share/relibra/
 ENV NUMBA_CPU_NAME=$CPU NUMBA_CPU_FEATURES=
-RUN /opt/relibra/bin/python -m relibra.planner.machine_code /opt/relibra/share/relibra/machine-code
+RUN /opt/relibra/bin/python -m relibra.planner.solve.machine_code /opt/relibra/share/relibra/machine-code
 
 FROM ${PYTHON_IMAGE} AS base
 ARG PYTHON_IMAGE

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 LOCK = Path(__file__)
-_COMPILE = "from relibra.planner import solving; solving.warm_up()"
+_COMPILE = "from relibra.planner.solve import solving; solving.warm_up()"
 
 
 def is_needed_by(item: pytest.Item) -> bool:

@@ -7,11 +7,11 @@ from typing import Any
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop
 from harness.step_samples import IDS, PLAN, SCHEDULE
+from relibra.planner.loop.planning_loop import PlanningLoop
 from relibra.planner.metrics import Metrics
-from relibra.planner.packing import PackTask
 from relibra.planner.plan_notifier import PlanNotifier
-from relibra.planner.planning_loop import PlanningLoop
 from relibra.planner.settings import PlannerSettings
+from relibra.planner.solve.packing import PackTask
 from relibra.planning import Schedule
 from relibra.store import EncodedPlan, JobRecord, Store
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from relibra.errors import Unsupported
-from relibra.planner.admission import Admission
+from relibra.planner.limits.admission import Admission
 from relibra.planner.settings import PlannerSettings
 from relibra.planning import Cluster, CostModel, Model, PlanParams
 from relibra.planning.plan import Basis

@@ -20,7 +20,7 @@ from harness.robustness.attacks import (
 from harness.robustness.world import Planner, World, create_tokens, figure, is_serving, resident_kib, take_step
 from harness.services import CLUSTER, MODEL, PARAMS, count, eventually, routed_experts
 from relibra.errors import InvalidInput, LimitExceeded
-from relibra.planner.step_watch import LOOK_INTERVAL_S
+from relibra.planner.serve.step_watch import LOOK_INTERVAL_S
 from relibra.planning import CostModel, PlanParams, Schedule
 from relibra.wire.channel import open_channel
 from relibra.wire.client import PlannerClient

@@ -24,7 +24,7 @@ from harness.robustness.world import (
     submit_step,
 )
 from harness.services import CLUSTER, MODEL, Loop, count, eventually, routed_experts
-from relibra.planner.routing_service import CREDIT_SEQUENCES
+from relibra.planner.serve.routing_service import CREDIT_SEQUENCES
 from relibra.planning import Cluster, Model, Schedule
 from relibra.rollout import RolloutReporter
 from relibra.store import PlanRecord, Store

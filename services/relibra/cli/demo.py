@@ -112,7 +112,7 @@ def demo(
 
 def _compile_solver() -> None:
     """Compile what the planner's solver will run. Numba keeps the result on disk, so only the first demo waits."""
-    from relibra.planner.solving import warm_up
+    from relibra.planner.solve.solving import warm_up
 
     warm_up()
 

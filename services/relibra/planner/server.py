@@ -11,29 +11,29 @@ import grpc
 import grpc.aio
 
 from relibra.errors import RelibraError, Unavailable
-from relibra.planner import machine_code
-from relibra.planner.access import Access
-from relibra.planner.admission import Admission, max_part_size_bytes
-from relibra.planner.attempt_watch import AttemptWatch
-from relibra.planner.call_interceptor import CallInterceptor
-from relibra.planner.certificates import CertificateFiles
-from relibra.planner.container_cores import container_cores, with_threads
-from relibra.planner.container_memory import container_limit_bytes, fitted
-from relibra.planner.execution_service import ExecutionService
-from relibra.planner.health import Health
-from relibra.planner.job_service import JobService
-from relibra.planner.large_messages import SWITCH_INTERVAL_S
+from relibra.planner.limits.admission import Admission, max_part_size_bytes
+from relibra.planner.limits.container_cores import container_cores, with_threads
+from relibra.planner.limits.container_memory import container_limit_bytes, fitted
+from relibra.planner.limits.large_messages import SWITCH_INTERVAL_S
+from relibra.planner.limits.open_calls import MAX_CALLS
+from relibra.planner.limits.redis_memory import tell_of_room
+from relibra.planner.loop.planning_loop import PlanningLoop
+from relibra.planner.loop.step_expiry import StepExpiry
 from relibra.planner.metrics import Metrics
-from relibra.planner.open_calls import MAX_CALLS
-from relibra.planner.plan_cache import PlanCache
 from relibra.planner.plan_notifier import PlanNotifier
-from relibra.planner.plan_service import PlanService
-from relibra.planner.planning_loop import PlanningLoop
-from relibra.planner.redis_memory import tell_of_room
-from relibra.planner.routing_service import RoutingService
+from relibra.planner.serve.access import Access
+from relibra.planner.serve.attempt_watch import AttemptWatch
+from relibra.planner.serve.call_interceptor import CallInterceptor
+from relibra.planner.serve.certificates import CertificateFiles
+from relibra.planner.serve.execution_service import ExecutionService
+from relibra.planner.serve.health import Health
+from relibra.planner.serve.job_service import JobService
+from relibra.planner.serve.plan_cache import PlanCache
+from relibra.planner.serve.plan_service import PlanService
+from relibra.planner.serve.routing_service import RoutingService
 from relibra.planner.settings import PlannerSettings
-from relibra.planner.solver import SolverPool
-from relibra.planner.step_expiry import StepExpiry
+from relibra.planner.solve import machine_code
+from relibra.planner.solve.solver import SolverPool
 from relibra.store import Store
 from relibra.v1 import execution_pb2_grpc, job_pb2_grpc, plan_pb2_grpc, routing_pb2_grpc
 from relibra.wire.channel import MAX_MESSAGE_SIZE_BYTES

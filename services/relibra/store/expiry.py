@@ -1,7 +1,7 @@
 """The expiry of steps: their full data goes, a summary stays.
 
-The planner decides which steps expire (`planner/retention.py`); one script removes the data of a step and keeps its
-summary, so no reader sees neither.
+The planner decides which steps expire (`planner/loop/retention.py`); one script removes the data of a step and keeps
+its summary, so no reader sees neither.
 """
 
 import logging

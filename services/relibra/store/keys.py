@@ -58,10 +58,10 @@ Counts, schedules, the fields of plans, reports and their loads and sums have a 
 leave out what Redis takes for names and tables.
 
 When a step expires, `expire_steps` removes its keys and leaves a summary, in one script. The planner decides which
-steps expire (`planner/retention.py`): the oldest, by number, bytes and age, but none that is under way; and all steps
-of an attempt once `RETAINED_ATTEMPTS` newer ones began. So the memory of a job is bounded, and Redis needs no eviction.
-The braces are Redis hash tags: all keys of a job live in one slot, so scripts work on a Redis Cluster, and no script
-touches two jobs.
+steps expire (`planner/loop/retention.py`): the oldest, by number, bytes and age, but none that is under way; and all
+steps of an attempt once `RETAINED_ATTEMPTS` newer ones began. So the memory of a job is bounded, and Redis needs no
+eviction. The braces are Redis hash tags: all keys of a job live in one slot, so scripts work on a Redis Cluster, and no
+script touches two jobs.
 """
 
 from dataclasses import dataclass

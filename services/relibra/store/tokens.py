@@ -17,7 +17,7 @@ _PREFIX = "relibra"
 
 
 class Role(StrEnum):
-    """The role of a caller; `relibra.planner.access` lists the methods of each role."""
+    """The role of a caller; `relibra.planner.serve.access` lists the methods of each role."""
 
     ROLLOUT = "rollout"
     TRAINER = "trainer"

@@ -1,0 +1,254 @@
+"""Wraps every call of every service: authenticates the caller, turns errors into statuses, records metrics.
+
+gRPC reads the message of a unary call before it asks anybody. So all methods are served as streams, which is the same
+on the wire, and the message is read here: after the caller is known and its call is admitted, and only for some time.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import DecodeError
+from opentelemetry import propagate, trace
+from opentelemetry.context import Context
+
+from relibra.errors import Forbidden, InvalidInput, RelibraError, UnknownJob, shown
+from relibra.planner.limits.admission import Admission, account_of_connection
+from relibra.planner.limits.large_messages import LARGE_SIZE_BYTES, check_repeated
+from relibra.planner.limits.open_calls import LIMITS_OF_CALLS, NUM_RECEIVING, NUM_RECEIVING_PARTS
+from relibra.planner.limits.open_streams import OpenStream
+from relibra.planner.limits.refusal_log import RefusalLog
+from relibra.planner.metrics import Metrics
+from relibra.planner.serve.access import Access, Caller
+from relibra.store import ALL_JOBS
+from relibra.wire.channel import METHODS_IN_PARTS
+from relibra.wire.job_id import check_job_id
+from relibra.wire.routing import idle_job_id
+from relibra.wire.status import to_status
+
+logger = logging.getLogger(__name__)
+
+_OURS = "/relibra."
+_HEALTH = "/grpc.health."
+_tracer = trace.get_tracer("relibra.planner")
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call, as far as it is known."""
+
+    job_id: str = ""
+    is_open_stream: bool = False
+    """Whether the call is a stream that was admitted. If it makes room for another one later, it is told at once."""
+
+
+_Serve = Callable[[Any, _Call], Awaitable[None]]
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps the handlers of relibra's services, and those of health, whose callers need no token."""
+
+    def __init__(self, access: Access, admission: Admission, metrics: Metrics) -> None:
+        self._access = access
+        self._admission = admission
+        self._metrics = metrics
+        self._refusals = RefusalLog(logger)
+        self._guarded: dict[str, Any] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Wrap the handler of one call."""
+        path = handler_call_details.method
+        handler = await continuation(handler_call_details)
+        if handler is None or not path.startswith((_OURS, _HEALTH)):
+            return handler
+        # gRPC asks on every call; wrapping once per method is enough.
+        guarded = self._guarded.get(path)
+        if guarded is None:
+            method = path.rpartition("/")[2]
+            serve = self._health(handler, method) if path.startswith(_HEALTH) else self._ours(handler, method)
+            guarded = grpc.stream_stream_rpc_method_handler(
+                self._answering(method, serve), response_serializer=handler.response_serializer
+            )
+            self._guarded[path] = guarded
+        return guarded
+
+    def _answering(self, method: str, serve: _Serve) -> Callable[[Any, Any], Awaitable[None]]:
+        async def answer(_: Any, context: Any) -> None:
+            call = _Call()
+            try:
+                await serve(context, call)
+            except Exception as error:
+                await self._abort(context, method, error, call)
+
+        return answer
+
+    def _health(self, handler: Any, method: str) -> _Serve:
+        async def serve(context: Any, _: _Call) -> None:
+            with self._admission.health_call(method):
+                async with AsyncExitStack() as stack:
+                    request = await self._read(context, method, handler, account_of_connection(context.peer()), stack)
+                if handler.unary_unary:
+                    await context.write(await handler.unary_unary(request, context))
+                else:
+                    await handler.unary_stream(request, context)
+
+        return serve
+
+    def _ours(self, handler: Any, method: str) -> _Serve:
+        async def serve(context: Any, call: _Call) -> None:
+            started_at = time.perf_counter()
+            caller = await self._access.identify(context)
+            caller.check_role(method)
+            account = caller.job_id if caller.job_id != ALL_JOBS else account_of_connection(context.peer())
+            call.job_id = caller.job_id
+            async with AsyncExitStack() as stack:
+                stack.enter_context(self._admission.call(account))
+                stack.enter_context(self._metrics.open_calls.track_inprogress())
+                if handler.stream_stream:
+                    if named := idle_job_id(context.invocation_metadata()):
+                        caller.check(method, check_job_id(named))
+                    stream = stack.enter_context(self._admission.streams.open(account))
+                    call.is_open_stream = True
+                    requests = self._requests(context, method, handler, stream)
+                    await self._stream(handler.stream_stream(requests, context), context, stream)
+                    return
+                # Half a message of a viewer must not hold up the trainer.
+                request = await self._read(context, method, handler, f"{account} {caller.role}", stack)
+                _check(request, caller, method)
+                call.job_id = request.job_id
+                if handler.unary_stream:
+                    async with aclosing(handler.unary_stream(request, context)) as responses:
+                        async for response in responses:
+                            await self._check_now(request, context, method)
+                            await context.write(response)
+                    return
+                with _tracer.start_as_current_span(method, context=_trace_context(context)):
+                    response = await handler.unary_unary(request, context)
+                await context.write(response)
+            self._metrics.call_s.labels(method).observe(time.perf_counter() - started_at)
+
+        return serve
+
+    async def _read(self, context: Any, method: str, handler: Any, account: str, stack: AsyncExitStack) -> Any:
+        """Read the one message of a call, which a client may have cut into parts if it is large.
+
+        A large message has the turn of its account until `stack` ends.
+        """
+        is_in_parts = method in METHODS_IN_PARTS
+        turns = f"{account} in parts" if is_in_parts else account
+        num_turns = NUM_RECEIVING_PARTS if is_in_parts else NUM_RECEIVING
+        async with self._admission.calls.receiving(turns, num_turns=num_turns) as deadline:
+            parts, size_bytes = [], 0
+            while (part := await context.read()) is not grpc.aio.EOF:
+                parts.append(part)
+                size_bytes += len(part)
+                self._admission.check_size(method, size_bytes)
+                if not is_in_parts:
+                    break
+            deadline.reschedule(None)
+            if not parts:
+                raise InvalidInput.of("message", expected=f"the message of {method}", got="none")
+            await stack.enter_async_context(self._admission.large.turn(account, size_bytes))
+        return await self._decode(b"".join(parts), method, handler)
+
+    async def _stream(self, responses: Any, context: Any, stream: OpenStream) -> None:
+        """Send responses until they end, or until the stream makes room for another one."""
+
+        async def send() -> None:
+            async with aclosing(responses):
+                async for response in responses:
+                    await context.write(response)
+
+        sending, over = asyncio.ensure_future(send()), asyncio.ensure_future(stream.is_over.wait())
+        try:
+            await asyncio.wait({sending, over}, return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done():
+                raise self._admission.streams.made_room()
+            await sending
+        finally:
+            sending.cancel()
+            over.cancel()
+            await asyncio.gather(sending, over, return_exceptions=True)
+
+    async def _requests(self, context: Any, method: str, handler: Any, stream: OpenStream) -> AsyncIterator[Any]:
+        while (data := await context.read()) is not grpc.aio.EOF:
+            self._admission.streams.hear(stream)
+            async with self._admission.large.turn(stream.account, len(data)):
+                request = await self._decode(data, method, handler)
+            await self._check_now(request, context, method)
+            yield request
+
+    async def _decode(self, data: bytes, method: str, handler: Any) -> Any:
+        self._admission.check_size(method, len(data))
+
+        def parse() -> Any:
+            if len(data) > LARGE_SIZE_BYTES:
+                check_repeated(data, _descriptor(handler), self._admission.max_sequences)
+            return handler.request_deserializer(data)
+
+        try:
+            return await self._admission.large.work(len(data), parse)
+        except DecodeError as error:
+            raise InvalidInput.of("message", expected=f"the protobuf message of {method}", got=error) from error
+
+    async def _check_now(self, request: Any, context: Any, method: str) -> None:
+        """Check the caller again: a stream may stay open for days after its token was revoked."""
+        _check(request, await self._access.identify(context), method)
+
+    async def _abort(
+        self, context: grpc.aio.ServicerContext[Any, Any], method: str, error: Exception, call: _Call
+    ) -> None:
+        if isinstance(error, grpc.aio.AbortError):
+            raise error
+        if not isinstance(error, RelibraError):
+            logger.error("%s failed", method, exc_info=error)
+            error = RelibraError(f"{method} failed inside the planner ({type(error).__name__}); see the planner's log")
+        # Its frames hold the message of the call, and would keep it until garbage is collected.
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+        code, details, metadata = to_status(error)
+        name = type(error).__name__
+        self._metrics.refused.labels(method, name).inc()
+        limit = getattr(error, "limit", None)
+        if limit is not None:
+            self._metrics.limited.labels(limit or "other").inc()
+        # The runbook sends people who look for the cause of a limit to the log.
+        level = logging.DEBUG if error.retryable and limit is None else logging.INFO
+        # The text of Forbidden names the caller, who is known, at its beginning. Names of jobs that do not exist are
+        # without number.
+        who = details[:60] if isinstance(error, Forbidden) else "" if isinstance(error, UnknownJob) else call.job_id
+        self._refusals.note(f"{method} {name}", who, f"{method} refused: {name}: {shown(details)}", level)
+        if limit in LIMITS_OF_CALLS and not call.is_open_stream:
+            # A client that calls again as soon as it is refused would otherwise keep the planner busy with refusals.
+            await self._admission.calls.wait_to_refuse(call.job_id, context.time_remaining())
+        try:
+            await context.abort(code, details, trailing_metadata=metadata)
+        except grpc.aio.AbortError as aborted:
+            # gRPC keeps this exception with the call and raises it again when the handler returns. Its frames hold the
+            # call: thousands of ended calls would wait for a garbage collection, which took a second.
+            aborted.__traceback__ = aborted.__context__ = None
+
+
+def _trace_context(context: Any) -> Context:
+    return propagate.extract({str(key): str(value) for key, value in context.invocation_metadata() or ()})
+
+
+def _check(request: Any, caller: Caller, method: str) -> None:
+    caller.check(method, request.job_id)
+    check_job_id(request.job_id)
+
+
+def _descriptor(handler: Any) -> Descriptor:
+    """Return the descriptor of a method's request; the deserializer is `FromString` of its class."""
+    descriptor: Descriptor = handler.request_deserializer.__self__.DESCRIPTOR
+    return descriptor

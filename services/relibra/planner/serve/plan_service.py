@@ -1,0 +1,221 @@
+"""The gRPC service that takes schedules and hands out plans."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from opentelemetry import propagate
+
+from relibra.errors import InvalidInput, NotFound, NotReady, RelibraError, Unavailable
+from relibra.planner.limits.admission import MAX_FETCH_WAIT_S, Admission
+from relibra.planner.limits.refusal_log import RefusalLog
+from relibra.planner.loop.planning_loop import PlanningLoop
+from relibra.planner.plan_notifier import PlanNotifier, wait_until_set
+from relibra.planner.serve.attempt_watch import AttemptWatch
+from relibra.planner.serve.pack_calls import check_schedule, pack_task
+from relibra.planner.serve.plan_cache import PlanCache
+from relibra.planner.serve.step_watch import LOOK_INTERVAL_S, StepWatch
+from relibra.planning import Schedule
+from relibra.planning.plan import Basis
+from relibra.store import DamagedPlan, JobRecord, PlanRecord, Refused, StepRecord, StepState, Store
+from relibra.v1 import plan_pb2, plan_pb2_grpc
+from relibra.wire.job_id import check_job_id
+from relibra.wire.messages import decode_basis, decode_schedule, encode_plan_id
+from relibra.wire.packing import encode_packed
+from relibra.wire.routing import check_name
+
+logger = logging.getLogger(__name__)
+
+_NUM_NAMED = 3
+
+
+class PlanService(plan_pb2_grpc.PlanServiceServicer):
+    """Keeps schedules in the store and serves the plans that are published there."""
+
+    def __init__(
+        self,
+        store: Store,
+        admission: Admission,
+        attempts: AttemptWatch,
+        notifier: PlanNotifier,
+        cache: PlanCache,
+        planning: PlanningLoop,
+    ) -> None:
+        self._store = store
+        self._attempts = attempts
+        self._admission = admission
+        self._notifier = notifier
+        self._planning = planning
+        self._cache = cache
+        self._steps = StepWatch(store, notifier)
+        self._damage = RefusalLog(logger)
+
+    async def SubmitSchedule(
+        self, request: plan_pb2.SubmitScheduleRequest, context: Any
+    ) -> plan_pb2.SubmitScheduleResponse:
+        """Keep the schedule of a step. Its sequences must have been reported unless the plan is made without them."""
+        job = await self._attempts.job(check_job_id(request.job_id), request.epoch, is_driver=True)
+        step = self._admission.check_step(request.step)
+        try:
+            await self._keep_schedule(job, step, request)
+        except RelibraError as error:
+            if not error.retryable:
+                await self._store.note_refusal(job, Refused.SCHEDULE, step, error)
+            raise
+        await self._store.forget_refusals(job)
+        self._planning.wake()
+        return plan_pb2.SubmitScheduleResponse()
+
+    async def _keep_schedule(self, job: JobRecord, step: int, request: plan_pb2.SubmitScheduleRequest) -> None:
+        self._admission.check_num_sequences(len(request.schedule.sequence_ids))
+        basis = decode_basis(request.basis)
+        sequence_ids, schedule = await self._admission.large.work(
+            request.ByteSize(), lambda: self._decode_schedule(job, step, request.schedule, basis)
+        )
+        if basis is not Basis.PREVIOUS_STEPS:
+            await self._check_reported(job, step, sequence_ids)
+        await self._store.put_schedule(
+            job, step, sequence_ids, schedule, self._admission.store_limits, basis, traceparent=_traceparent()
+        )
+
+    def _decode_schedule(
+        self, job: JobRecord, step: int, message: plan_pb2.Schedule, basis: Basis
+    ) -> tuple[list[str], Schedule]:
+        """Decode and check a schedule; this runs in a thread if the schedule is large."""
+        sequence_ids, schedule = decode_schedule(message, job.cluster)
+        check_schedule(self._admission, job, schedule, basis)
+        if basis is Basis.PREVIOUS_STEPS:
+            # The sequences may be reported later or never, so an id that no report could have must be refused here.
+            for sequence_id in sequence_ids:
+                check_name(step, sequence_id)
+        return sequence_ids, schedule
+
+    async def Pack(self, request: plan_pb2.PackRequest, context: Any) -> plan_pb2.PackResponse:
+        """Return a schedule that is no worse than the caller's own, for reported sequences; keep how that ended."""
+        job = await self._attempts.job(check_job_id(request.job_id), request.epoch, is_driver=True)
+        step = self._admission.check_step(request.step)
+        began_s = time.monotonic()
+        try:
+            schedule, reason = await self._packed(job, step, request)
+        except RelibraError as error:
+            await self._note_packing(job, step, str(error), is_packed=False)
+            raise
+        except asyncio.CancelledError:
+            text = f"the driver stopped waiting after {time.monotonic() - began_s:.1f} s"
+            await self._note_packing(job, step, text, is_packed=False)
+            raise
+        await self._note_packing(job, step, reason, is_packed=True)
+        return encode_packed(schedule, reason)
+
+    async def _packed(self, job: JobRecord, step: int, request: plan_pb2.PackRequest) -> tuple[Schedule, str]:
+        self._admission.check_num_sequences(len(request.start.sequence_ids))
+        task = await self._admission.large.work(
+            request.ByteSize(), lambda: pack_task(self._admission, job, step, request)
+        )
+        await self._check_reported(job, step, task.sequence_ids)
+        return await self._planning.pack(task)
+
+    async def _note_packing(self, job: JobRecord, step: int, text: str, *, is_packed: bool) -> None:
+        """Keep how a packing ended, for the pages; a caller who waits must hear of it even if Redis is away."""
+        with contextlib.suppress(Unavailable):
+            await self._store.note_packing(job, step, text, is_packed=is_packed)
+
+    async def FetchPlan(self, request: plan_pb2.FetchPlanRequest, context: Any) -> plan_pb2.FetchPlanResponse:
+        """Return one rank's part of the plan of a step, as soon as the plan is published."""
+        job_id, step, rank = check_job_id(request.job_id), self._admission.check_step(request.step), request.ep_rank
+        # Agents name their attempt. For other callers this looks up which attempt is the current one.
+        epoch = request.epoch or (await self._attempts.job(job_id, 0, request.token)).epoch
+        plan = await self._cache.get(job_id, epoch, step)
+        if plan is None:
+            job = await self._attempts.job(job_id, request.epoch, request.token)
+            _check_rank(rank, job.cluster.num_ranks)
+            await self._wait_for_plan(job, step, min(request.wait_ms / 1000, MAX_FETCH_WAIT_S))
+            plan = await self._cache.get(job_id, job.epoch, step)
+        elif request.epoch:
+            await self._attempts.see(job_id, epoch)
+        if plan is None:
+            raise NotReady(f"step {step} no longer has a plan: its job was re-created, or newer steps replaced it")
+        _check_rank(rank, len(plan.shares))
+        return plan.for_rank(rank)
+
+    async def WatchPlans(
+        self, request: plan_pb2.WatchPlansRequest, context: Any
+    ) -> AsyncIterator[plan_pb2.WatchPlansResponse]:
+        """Send the newest plan and then every later one while the caller listens, across the attempts of the job.
+
+        A damaged plan is passed over, and the log says so: the next plans must come all the same.
+        """
+        # Viewers watch too, and must not keep the attempt of a dead trainer alive.
+        first = await self._attempts.job(check_job_id(request.job_id), request.epoch, is_trainer=False)
+        job_id, epoch = first.job_id, first.epoch
+        version = max(0, await self._store.newest_version(first) - 1)  # so that the newest plan comes first
+        seen = (0, 0)
+        while True:
+            ring = self._notifier.listen(job_id)
+            for job in (await self._store.get_jobs([job_id])).values():
+                if request.epoch not in (0, job.epoch):
+                    raise await self._store.over(job_id, request.epoch)
+                if job.epoch != epoch:
+                    # A new attempt has plans of its own, or took over the first ones of the attempt before.
+                    epoch, version = job.epoch, 0
+                for plan in await self._store.plans_after(job, version):
+                    if isinstance(plan, DamagedPlan):
+                        version = plan.version
+                        seen = max(seen, (epoch, version))
+                        self._tell_of_damage(job, plan)
+                        continue
+                    version = plan.id.version
+                    if plan.id.epoch == epoch or (plan.id.epoch, version) > seen:
+                        seen = (plan.id.epoch, version)
+                        yield _announce(plan)
+            await wait_until_set(ring, LOOK_INTERVAL_S)
+
+    def _tell_of_damage(self, job: JobRecord, plan: DamagedPlan) -> None:
+        text = f"job {job.job_id}: watches pass over plan {plan.version}, of step {plan.step}: {plan.error}"
+        self._damage.note(f"plan {plan.version}", job.job_id, text, logging.ERROR)
+
+    async def _check_reported(self, job: JobRecord, step: int, sequence_ids: list[str]) -> None:
+        missing = await self._store.unreported(job, step, sequence_ids)
+        if missing:
+            named = ", ".join(map(repr, missing[:_NUM_NAMED])) + (", ..." if len(missing) > _NUM_NAMED else "")
+            raise NotFound(
+                f"{len(missing)} of {len(sequence_ids)} scheduled sequences were never reported for step {step} of job "
+                f"{job.job_id!r}: {named}; report them and call again"
+            )
+
+    async def _wait_for_plan(self, job: JobRecord, step: int, wait_s: float) -> None:
+        record = await self._steps.wait(job, step, wait_s)
+        if record.failure is not None and record.plan is None:
+            raise InvalidInput(f"step {step} cannot be planned: {record.failure}")
+        if record.plan is None:
+            raise NotReady(f"step {step} has no plan yet: {_waiting_for(record, self._planning.obstacle)}")
+
+
+def _traceparent() -> str:
+    """Return the trace context of this call; the solve follows later and perhaps in another planner."""
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    return carrier.get("traceparent", "")
+
+
+def _check_rank(rank: int, num_ranks: int) -> None:
+    if rank >= num_ranks:
+        raise InvalidInput.of("ep_rank", expected=f"0 to {num_ranks - 1}", got=rank)
+
+
+def _waiting_for(record: StepRecord, obstacle: str) -> str:
+    if record.state is StepState.COLLECTING or record.submitted_at is None:
+        return f"waiting for its schedule ({record.num_sequences} sequences reported so far)"
+    waiting_s = max(0.0, time.time() - record.submitted_at)
+    if obstacle:
+        return f"waiting for {waiting_s:.1f} s; unless another planner solves it, it waits for this one: {obstacle}"
+    return f"being solved for {waiting_s:.1f} s"
+
+
+def _announce(record: PlanRecord) -> plan_pb2.WatchPlansResponse:
+    return plan_pb2.WatchPlansResponse(
+        id=encode_plan_id(record.id), step=record.step, digest=record.digest, reason=record.reason
+    )

@@ -1,0 +1,266 @@
+"""The gRPC service that takes the counts of finished sequences and acknowledges them once they are durable."""
+
+import asyncio
+import functools
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+from relibra.errors import (
+    InvalidInput,
+    LimitExceeded,
+    NotReady,
+    RelibraError,
+    StaleEpoch,
+    Unavailable,
+    UnknownJob,
+    shown,
+)
+from relibra.planner.limits.admission import MAX_REFUSAL_LENGTH, Admission
+from relibra.planner.limits.refusal_log import RefusalLog
+from relibra.planner.metrics import Metrics
+from relibra.planner.plan_notifier import ShuttingDown, wait_until_set
+from relibra.planner.serve.read_ahead import ReadAhead
+from relibra.planning.launch import Launch
+from relibra.store import JobRecord, Refused, SequenceCounts, Store
+from relibra.store.single_flight import SingleFlight
+from relibra.v1 import routing_pb2, routing_pb2_grpc
+from relibra.wire.messages import MAX_LAUNCH_TEXT_SIZE_BYTES, check_launch_text
+from relibra.wire.routing import decode_counts, decode_policies, idle_job_id
+
+logger = logging.getLogger(__name__)
+
+_READ_AHEAD_SIZE_BYTES = 2 << 20
+_LOOK_INTERVAL_S = 1.0
+"""How long a new attempt may go unnoticed by an idle stream."""
+_TRAINER_WAIT_S = 10.0
+_MAX_JOBS = 1024
+CREDIT_SEQUENCES = 512
+"""How far a sender may be ahead of the answers: enough to keep Redis busy for a round trip, few to send again."""
+
+
+class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
+    """Keeps counts in the store. All requests that wait on a stream go to Redis in one round trip."""
+
+    def __init__(self, store: Store, admission: Admission, metrics: Metrics) -> None:
+        self._store = store
+        self._admission = admission
+        self._metrics = metrics
+        self._refusals = RefusalLog(logger)
+        self._streams: set[ReadAhead[routing_pb2.ReportRoutingRequest]] = set()
+        self._draining = asyncio.Event()
+        self._jobs: SingleFlight[JobRecord | None] = SingleFlight(_MAX_JOBS, fresh_s=_LOOK_INTERVAL_S)
+        self._begun: SingleFlight[bool] = SingleFlight(_MAX_JOBS, fresh_s=_LOOK_INTERVAL_S)
+
+    def drain(self) -> None:
+        """Answer the requests that have arrived, then end all streams; their senders turn to another planner."""
+        self._draining.set()
+        for stream in self._streams:
+            stream.end()
+
+    async def ReportRouting(
+        self, request_iterator: AsyncIterator[routing_pb2.ReportRoutingRequest], context: Any
+    ) -> AsyncIterator[routing_pb2.ReportRoutingResponse]:
+        """Answer every request of the stream: it is kept, or refused by name. Grant credit for more."""
+        stream = ReadAhead(request_iterator, limit_size_bytes=_READ_AHEAD_SIZE_BYTES)
+        reader = asyncio.create_task(stream.fill())
+        self._streams.add(stream)
+        if self._draining.is_set():
+            stream.end()
+        answered_through, named = 0, 0
+        # The job and the token of the newest request.
+        job_id, token = idle_job_id(context.invocation_metadata()), ""
+        taking = asyncio.ensure_future(stream.take())
+        try:
+            with self._metrics.streams.track_inprogress():
+                yield routing_pb2.ReportRoutingResponse(credit_through=CREDIT_SEQUENCES)
+                while True:
+                    await asyncio.wait({taking}, timeout=_LOOK_INTERVAL_S)
+                    if not taking.done():
+                        if (epoch := await self._epoch_after(job_id, token)) > named:
+                            # A worker that outlives its trainer learns of the next attempt before it reports for it.
+                            named = epoch
+                            yield routing_pb2.ReportRoutingResponse(
+                                answered_through=answered_through,
+                                credit_through=answered_through + CREDIT_SEQUENCES,
+                                epoch=epoch,
+                            )
+                        continue
+                    if not (batch := taking.result()):
+                        break
+                    _check_ordinals(batch, answered_through)
+                    if pause_s := self._pause_s(batch):
+                        # Before the batch is kept, so that a sender that opens a stream for every batch waits too.
+                        # Further requests stay in the stream, whose flow control stops the sender.
+                        await wait_until_set(self._draining, pause_s)
+                    await self._wait_for_trainer(batch)
+                    jobs = await self._store.get_jobs({request.job_id for request in batch})
+                    refused = await self._keep(batch, jobs)
+                    answered_through += len(batch)
+                    job_id, token = batch[-1].job_id, batch[-1].token
+                    named = await self._epoch_after(job_id, token)
+                    if not token and job_id in jobs:
+                        # A newer attempt may have begun since this epoch was looked up.
+                        named = max(named, jobs[job_id].epoch)
+                    yield routing_pb2.ReportRoutingResponse(
+                        answered_through=answered_through,
+                        refused=refused,
+                        credit_through=answered_through + CREDIT_SEQUENCES,
+                        epoch=named,
+                    )
+                    taking = asyncio.ensure_future(stream.take())
+            if self._draining.is_set():
+                raise ShuttingDown("the planner is shutting down; report the rest to another planner")
+            await reader
+        finally:
+            self._streams.discard(stream)
+            reader.cancel()
+            taking.cancel()
+
+    async def _epoch_after(self, job_id: str, token: str) -> int:
+        """Return the attempt to which the next report of a worker belongs, as of the last second; 0 if it is not known.
+
+        A worker that came with a token stays with the launch of that token, which may go back to an earlier step.
+        """
+        if not job_id:
+            return 0
+
+        async def read() -> JobRecord | None:
+            return (await self._store.get_jobs([job_id])).get(job_id)
+
+        try:
+            job = await self._jobs.get(job_id, read)
+        except Unavailable:
+            return 0  # which tells the worker nothing; it asks again with its next report
+        if job is None or (token and Launch(token=token).token_hash != job.token_hash):
+            return 0
+        return job.epoch
+
+    async def _wait_for_trainer(self, batch: list[routing_pb2.ReportRoutingRequest]) -> None:
+        """Wait until the trainer of the batch has registered, or for some seconds; meanwhile the stream is not read.
+
+        Otherwise each worker of a trainer that comes later would send its sequences again every second.
+        """
+        names = {
+            (each.job_id, each.token)
+            for each in batch
+            if not each.epoch and 0 < len(each.token) <= MAX_LAUNCH_TEXT_SIZE_BYTES
+        }
+        deadline = time.monotonic() + _TRAINER_WAIT_S
+        while names and not self._draining.is_set() and time.monotonic() < deadline:
+            if all([await self._begun.get(each, functools.partial(self._has_begun, *each)) for each in names]):
+                return
+            await wait_until_set(self._draining, _LOOK_INTERVAL_S)
+
+    async def _has_begun(self, job_id: str, token: str) -> bool:
+        """Return whether the launch with a token has begun, or whether a report with that token is refused."""
+        try:
+            token_hash = Launch(token=check_launch_text("token", token)).token_hash
+            job = (await self._store.get_jobs([job_id])).get(job_id)
+            return job is not None and await self._store.has_begun(job, token_hash)
+        except (InvalidInput, StaleEpoch):
+            return True
+
+    def _pause_s(self, batch: list[routing_pb2.ReportRoutingRequest]) -> float:
+        """Account for a batch, kept or refused; return how long it must wait."""
+        sizes: Counter[str] = Counter()
+        for request in batch:
+            sizes[request.job_id] += request.ByteSize()
+        self._metrics.ingested_bytes.inc(sizes.total())
+        now = time.monotonic()
+        return max(self._admission.delay_s(job_id, size_bytes, now) for job_id, size_bytes in sizes.items())
+
+    async def _keep(
+        self, batch: list[routing_pb2.ReportRoutingRequest], jobs: dict[str, JobRecord]
+    ) -> list[routing_pb2.Refusal]:
+        """Keep the valid sequences of a batch; return the refusals of the others."""
+        refused: list[routing_pb2.Refusal] = []
+        accepted: list[routing_pb2.ReportRoutingRequest] = []
+        sequences: list[SequenceCounts] = []
+        errors: dict[tuple[str, int], RelibraError] = {}
+        # A worker with a full buffer sends thousands of sequences of an attempt that is over, all with the same names.
+        attempt_errors: dict[tuple[str, int, str], RelibraError | None] = {}
+        for request in batch:
+            job = jobs.get(request.job_id)
+            attempt = (request.job_id, request.epoch, request.token)
+            if attempt not in attempt_errors:
+                attempt_errors[attempt] = await self._attempt_error(request, job)
+            if (stale := attempt_errors[attempt]) is not None:
+                refused.append(self._refusal(request, stale))
+                errors[request.job_id, request.step] = stale
+                continue
+            try:
+                sequences.append(self._decode(request, job))
+                accepted.append(request)
+            except RelibraError as error:
+                refused.append(self._refusal(request, error))
+                errors[request.job_id, request.step] = error
+        outcomes = await self._store.put_counts(sequences, self._admission.store_limits)
+        for request, outcome in zip(accepted, outcomes, strict=True):
+            if outcome is not None:
+                refused.append(self._refusal(request, outcome))
+                errors[request.job_id, request.step] = outcome
+        for (job_id, step), why in errors.items():
+            if job_id in jobs and not isinstance(why, StaleEpoch):
+                await self._store.note_refusal(jobs[job_id], Refused.SEQUENCES, step, why)
+        self._metrics.sequences.labels("refused").inc(len(refused))
+        for name, number in Counter(each.error for each in refused).items():
+            self._metrics.refused_sequences.labels(name).inc(number)
+        self._metrics.sequences.labels("kept").inc(len(batch) - len(refused))
+        return sorted(refused, key=lambda each: each.ordinal)
+
+    def _refusal(self, request: routing_pb2.ReportRoutingRequest, error: RelibraError) -> routing_pb2.Refusal:
+        name = type(error).__name__
+        if isinstance(error, LimitExceeded):
+            self._metrics.limited.labels(error.limit or "other").inc()
+        text = f"sequence {request.sequence_id[:80]!r} of job {request.job_id!r} refused: {shown(error)}"
+        self._refusals.note(name, request.job_id, text)
+        return routing_pb2.Refusal(ordinal=request.ordinal, error=name, message=str(error)[:MAX_REFUSAL_LENGTH])
+
+    async def _attempt_error(
+        self, request: routing_pb2.ReportRoutingRequest, job: JobRecord | None
+    ) -> RelibraError | None:
+        """Return why the attempt that a sequence names is refused; None if it is the current one, or none is named.
+
+        Raises:
+            NotReady: the attempt has not begun. Nothing of the batch is answered, so the sender sends all of it again.
+            Unavailable: Redis did not answer, and the sender sends all of the batch again.
+        """
+        if request.epoch or not request.token:
+            if job is None or request.epoch in (0, job.epoch):
+                return None
+            return await self._store.over(job.job_id, request.epoch)
+        try:
+            token_hash = Launch(token=check_launch_text("token", request.token)).token_hash
+            has_begun = job is not None and await self._store.has_begun(job, token_hash)
+        except (InvalidInput, StaleEpoch) as error:
+            return error
+        if not has_begun:
+            raise NotReady(
+                f"the trainer of this reporter has not registered job {request.job_id!r} yet; its reports wait"
+            )
+        return None
+
+    def _decode(self, request: routing_pb2.ReportRoutingRequest, job: JobRecord | None) -> SequenceCounts:
+        if job is None:
+            raise UnknownJob(f"job {request.job_id[:80]!r} is not registered; register it first")
+        return SequenceCounts(
+            job_id=job.job_id,
+            epoch=job.epoch,
+            step=self._admission.check_step(request.step),
+            sequence_id=request.sequence_id,
+            counts_LE=decode_counts(request, job.model),
+            policies=decode_policies(request),
+        )
+
+
+def _check_ordinals(batch: list[routing_pb2.ReportRoutingRequest], answered_through: int) -> None:
+    for ordinal, request in enumerate(batch, start=answered_through + 1):
+        if request.ordinal != ordinal:
+            raise InvalidInput.of("ordinal", expected=str(ordinal), got=request.ordinal)
+    if len(batch) > CREDIT_SEQUENCES:
+        raise LimitExceeded(
+            f"{len(batch)} sequences came at once, but the credit was {CREDIT_SEQUENCES}", limit="credit"
+        )

@@ -1,0 +1,173 @@
+"""Readiness against a real Redis that serves, refuses or hangs."""
+
+import asyncio
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+from grpc_health.v1 import health_pb2
+from redis import Redis, RedisError
+
+from harness.services import Loop, eventually
+from relibra.planner.metrics import Metrics
+from relibra.planner.serve import health as health_module
+from relibra.planner.serve.health import Health
+from relibra.store import Store
+from relibra.wire.status import WaitsFor
+
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+PATIENT_S = 120.0
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests are about what Redis answers, and not about how soon a busy machine hears it."""
+    monkeypatch.setattr(health_module, "_ANSWER_TIMEOUT_S", PATIENT_S)
+
+
+async def status(health: Health) -> int:
+    answer = await health._servicer.Check(health_pb2.HealthCheckRequest(), _Context())
+    return int(answer.status)
+
+
+class _Context:
+    async def send_initial_metadata(self, metadata: object) -> None:
+        """Drop the metadata; these tests do not read it."""
+
+
+def test_L2_a_user_of_redis_who_may_not_read_for_a_while_makes_it_not_ready_for_as_long(
+    store: Store, run: Loop, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(redis: Redis) -> None:
+        health = Health(store, Metrics(), ["service"])
+        following = asyncio.create_task(health.follow_redis())
+
+        async def until(expected: int) -> None:
+            async with asyncio.timeout(PATIENT_S):
+                while not following.done() and (health._is_ready is None or await status(health) != expected):
+                    await store._redis.echo("the loop runs meanwhile")
+            assert not following.done()
+
+        await until(SERVING)
+        redis.execute_command("ACL", "SETUSER", "default", "-get")
+        await until(NOT_SERVING)
+        redis.execute_command("ACL", "SETUSER", "default", "+get")
+        await until(SERVING)
+        following.cancel()
+
+    with Redis.from_url(redis_url) as redis:
+        try:
+            run(scenario(redis))
+        finally:
+            redis.execute_command("ACL", "SETUSER", "default", "+@all")
+    assert "not ready: Redis cannot be used: NoPermissionError" in caplog.text
+
+
+def test_L2_a_redis_that_runs_a_script_is_not_ready_and_answers_unavailable(
+    store: Store, run: Loop, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run_long() -> None:
+        with Redis.from_url(redis_url) as redis, pytest.raises(RedisError, match="killed"):
+            redis.eval("while true do end", 0)
+
+    health, script = Health(store, Metrics(), []), threading.Thread(target=run_long)
+    with Redis.from_url(redis_url) as redis:
+        redis.config_set("lua-time-limit", 10)
+        script.start()
+        try:
+
+            def is_busy() -> bool:
+                try:
+                    redis.ping()
+                except RedisError as error:
+                    return "BUSY" in str(error)
+                return False
+
+            eventually(is_busy)
+            run(health.look())
+        finally:
+            redis.script_kill()
+            script.join()
+            redis.config_set("lua-time-limit", 5000)
+    assert "not ready: Redis does not serve: BUSY" in caplog.text
+    run(health.look())
+    assert health._is_ready
+
+
+def test_L3_a_redis_that_evicts_is_not_ready_and_says_so_once_everywhere(
+    store: Store, run: Loop, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = Metrics()
+    health, port = Health(store, metrics, []), metrics.serve("127.0.0.1", 0)
+
+    def shown(path: str) -> str:
+        try:
+            return urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=PATIENT_S).read().decode()
+        except urllib.error.HTTPError as error:
+            return error.read().decode()
+
+    run(store.check())
+    run(health.look())
+    with Redis.from_url(redis_url) as redis:
+        redis.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            run(health.look_at_policy())
+            for _ in range(3):
+                run(health.look())
+            assert run(status(health)) == NOT_SERVING
+            assert "not ready: this Redis evicts keys" in shown("readyz")
+            assert "relibra_planner_redis_unfit 1.0" in shown("metrics")
+        finally:
+            redis.config_set("maxmemory-policy", "noeviction")
+        run(health.look_at_policy())
+        run(health.look())
+        assert run(status(health)) == SERVING
+        assert shown("readyz") == "ready\n"
+        assert "relibra_planner_redis_unfit 0.0" in shown("metrics")
+        redis.flushall()
+        run(health.look())
+        run(health.look())
+    assert "relibra_planner_redis_emptied_total 1.0" in shown("metrics")
+    said = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    assert [each.partition(":")[0] for each in said] == [
+        "not ready, and nothing is acknowledged",
+        "Redis lost everything",
+    ]
+
+
+def test_a_planner_whose_solver_warms_up_is_not_ready_but_knows_how_long_redis_has_answered(
+    store: Store, run: Loop
+) -> None:
+    obstacle, metrics = "the solver warms up", Metrics()
+    health = Health(store, metrics, [], lambda: obstacle)
+    run(health.look())
+    assert run(status(health)) == NOT_SERVING
+    assert health._servicer.waits_for is WaitsFor.SOLVER
+    assert metrics._probes.answer("/readyz") == (False, "not ready: the solver warms up")
+    assert health.answered_for_s > 0, "while it is 0, no launch may take the place of a dead one"
+    obstacle = ""
+    run(health.look())
+    assert run(status(health)) == SERVING
+    assert health._servicer.waits_for is None
+
+
+def test_L2_a_server_that_does_not_tell_its_configuration_keeps_no_planner_from_being_ready(
+    store: Store, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        health = Health(store, Metrics(), [])
+        await store.check()
+
+        async def never(*_: object, **__: object) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(store._redis, "config_get", never)
+        following = asyncio.create_task(health.follow_redis())
+        async with asyncio.timeout(PATIENT_S):
+            while health._is_ready is None:
+                await store._redis.echo("the loop runs meanwhile")
+        assert health._is_ready
+        following.cancel()
+
+    run(scenario())
