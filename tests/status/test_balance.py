@@ -8,7 +8,7 @@ import pytest
 from harness.executed_plan import EXECUTION as APPLIED
 from harness.executed_plan import PLAN
 from relibra.planning import Cause
-from relibra.status.balance import GLANCE_STEPS, NUM_JUDGED, Obstacle, balance_of
+from relibra.status.balance import GLANCE_STEPS, NUM_JUDGED, Obstacle, judge_balance
 from relibra.store import Refusal, Refused, StepRecord
 
 FELL_BACK = replace(APPLIED, num_applied=2, fallbacks={Cause.LATE: 2, Cause.STALE: 1})
@@ -24,7 +24,7 @@ def collecting(step: int) -> StepRecord:
 
 
 def test_a_job_whose_ranks_apply_their_plans_is_balanced() -> None:
-    balance = balance_of([planned(7)], [(planned(7), [APPLIED])], [])
+    balance = judge_balance([planned(7)], [(planned(7), [APPLIED])], [])
     assert (balance.since_step, balance.obstacle, balance.share) == (None, None, None)
     assert balance.num_executed == 1
 
@@ -36,7 +36,7 @@ def test_S9_a_row_of_fallbacks_counts_from_its_first_step() -> None:
         (planned(7), [APPLIED]),
         (planned(6), [FELL_BACK]),
     ]
-    balance = balance_of([planned(9)], done, [])
+    balance = judge_balance([planned(9)], done, [])
     assert (balance.since_step, balance.obstacle) == (8, Obstacle.FELL_BACK)
     assert re.search(r"step 9: 2 of 4 ranks .*\(2 late, 1 stale\)", balance.reason)
     assert balance.share == "3 of the last 4 steps ran without a plan"
@@ -52,7 +52,7 @@ def test_S9_a_row_of_fallbacks_counts_from_its_first_step() -> None:
     ],
 )
 def test_S9_a_step_that_ran_without_a_plan_says_why(step: StepRecord, obstacle: Obstacle, words: str) -> None:
-    balance = balance_of([step], [(step, [FELL_BACK])], [])
+    balance = judge_balance([step], [(step, [FELL_BACK])], [])
     assert (balance.since_step, balance.obstacle) == (7, obstacle)
     assert words in balance.reason
 
@@ -67,7 +67,7 @@ def test_S9_a_step_that_ran_without_a_plan_says_why(step: StepRecord, obstacle: 
     ],
 )
 def test_S9_refused_steps_are_not_balanced(refusal: Refusal, obstacle: Obstacle) -> None:
-    balance = balance_of([planned(7)], [(planned(7), [APPLIED])], [refusal])
+    balance = judge_balance([planned(7)], [(planned(7), [APPLIED])], [refusal])
     assert (balance.since_step, balance.obstacle) == (5, obstacle)
     assert "step 8 has expired" in balance.reason
 
@@ -84,12 +84,12 @@ def test_S9_refused_steps_are_not_balanced(refusal: Refusal, obstacle: Obstacle)
     ],
 )
 def test_a_refusal_that_leaves_its_step_planned_does_not_count(refusal: Refusal) -> None:
-    assert balance_of([planned(7)], [(planned(7), [APPLIED])], [refusal]).since_step is None
+    assert judge_balance([planned(7)], [(planned(7), [APPLIED])], [refusal]).since_step is None
 
 
 def test_S9_a_job_that_repeats_steps_is_no_straggler() -> None:
     refusal = replace(REFUSAL, what=Refused.SEQUENCES, since_step=2, step=3)
-    balance = balance_of([planned(7)], [(planned(7), [APPLIED])], [refusal])
+    balance = judge_balance([planned(7)], [(planned(7), [APPLIED])], [refusal])
     assert (balance.since_step, balance.obstacle) == (2, Obstacle.REFUSED_SEQUENCES)
 
 
@@ -98,35 +98,35 @@ def test_S9_a_job_whose_ranks_never_report_is_not_balanced(collecting_ahead: int
     ahead = [collecting(step) for step in range(7 + collecting_ahead, 7, -1)]
     steps = [*ahead, *(planned(step) for step in range(7, 3, -1))]
     assert len(steps) <= GLANCE_STEPS
-    balance = balance_of(steps, [], [])
+    balance = judge_balance(steps, [], [])
     assert (balance.since_step, balance.obstacle) == (4, Obstacle.UNREPORTED)
     assert balance.reason.startswith("no rank has reported steps 4 to 6, although they have plans")
-    assert balance_of(steps[:-1], [], []).since_step is None, "training may lag behind the plans"
+    assert judge_balance(steps[:-1], [], []).since_step is None, "training may lag behind the plans"
 
 
 def test_S9_a_job_whose_ranks_stop_reporting_is_not_balanced() -> None:
     steps = [planned(step) for step in range(17, 7, -1)]
-    balance = balance_of(steps, [(planned(8), [APPLIED])], [])
+    balance = judge_balance(steps, [(planned(8), [APPLIED])], [])
     assert (balance.since_step, balance.obstacle) == (9, Obstacle.UNREPORTED)
     assert balance.num_executed == 1
-    assert balance_of(steps[1:], [(planned(8), [APPLIED])], []).since_step is None
+    assert judge_balance(steps[1:], [(planned(8), [APPLIED])], []).since_step is None
 
 
 def test_only_the_newest_executed_steps_are_counted() -> None:
     steps = [planned(step) for step in range(GLANCE_STEPS, 0, -1)]
     done = [(step, [APPLIED if step.step > GLANCE_STEPS - NUM_JUDGED else FELL_BACK]) for step in steps]
-    balance = balance_of(steps, done, [])
+    balance = judge_balance(steps, done, [])
     assert (balance.num_executed, balance.share) == (NUM_JUDGED, None)
 
 
 def test_S9_steps_that_ran_without_plans_are_seen_behind_rollouts_far_ahead() -> None:
     steps = [*(collecting(step) for step in range(23, 7, -1)), planned(7)]
-    balance = balance_of(steps, [(planned(7), [FELL_BACK])], [])
+    balance = judge_balance(steps, [(planned(7), [FELL_BACK])], [])
     assert (balance.since_step, balance.obstacle) == (7, Obstacle.FELL_BACK)
 
 
 def test_S9_a_driver_that_never_submits_a_schedule_is_noticed() -> None:
     steps = [collecting(step) for step in range(14, 2, -1)]
-    balance = balance_of(steps, [], [])
+    balance = judge_balance(steps, [], [])
     assert (balance.since_step, balance.obstacle) == (3, Obstacle.UNSCHEDULED)
-    assert balance_of(steps[:-1], [], []).since_step is None
+    assert judge_balance(steps[:-1], [], []).since_step is None

@@ -11,7 +11,7 @@ from relibra.planning import Cause, Cluster, Phase, PlanId
 from relibra.planning.execution import Execution
 from relibra.planning.plan import Prediction
 from relibra.planning.routing_check import RoutingCause, RoutingCheck
-from relibra.status.explain import explain, size_text
+from relibra.status.explain import explain, write_size
 from relibra.store import PlanRecord, StepRecord
 
 PREDICTION = Prediction(
@@ -113,7 +113,7 @@ def test_after_a_late_plan_the_explanation_says_how_long_planning_took() -> None
 
 @given(st.integers(0, 1 << 60))
 def test_sizes_are_short(size_bytes: int) -> None:
-    assert len(size_text(size_bytes)) <= 12
+    assert len(write_size(size_bytes)) <= 12
 
 
 def test_S9_an_unknown_size_is_named_with_what_to_register() -> None:

@@ -10,7 +10,7 @@ from relibra.planning import Phase
 from relibra.planning.execution import Execution
 from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.status.balance import Balance, Obstacle
-from relibra.status.health import JobState, duration, job_health
+from relibra.status.health import JobState, judge_health, write_duration
 from relibra.store import StepRecord
 
 COLLECTING = StepRecord(step=8, num_sequences=12, policies={}, submitted_at=None, plan=None, failure=None)
@@ -53,7 +53,7 @@ PLANNED = replace(COLLECTING, step=7, plan=PLAN)
 def test_a_state_has_its_reason(
     steps: list[StepRecord], executed: list[Execution], state: JobState, words: str
 ) -> None:
-    health = job_health(steps, PLANNED if executed else None, executed, Balance(), NOW)
+    health = judge_health(steps, PLANNED if executed else None, executed, Balance(), NOW)
     assert health.verdict is state
     assert re.search(words, health.reason), health.reason
 
@@ -83,7 +83,7 @@ def test_a_stalled_job_says_where_it_stands(
     newest: list[StepRecord], executed_step: int, executed: list[Execution], words: str
 ) -> None:
     steps = [*newest, *EVERY_40_S]
-    health = job_health(steps, planned(executed_step, 0), executed, Balance(), NOW)
+    health = judge_health(steps, planned(executed_step, 0), executed, Balance(), NOW)
     assert health.verdict is JobState.STALLED
     assert health.reason.startswith("no plan for 15 min (usually one every 40 s): ")
     assert re.search(words, health.reason), health.reason
@@ -92,7 +92,7 @@ def test_a_stalled_job_says_where_it_stands(
 @pytest.mark.parametrize("phases", [[Phase.UPDATE], [Phase.RECOMPUTE, Phase.UPDATE]])
 def test_a_job_that_may_have_ended_is_not_stalled(phases: list[Phase]) -> None:
     executed = [replace(EXECUTION, phase=phase) for phase in phases]
-    health = job_health(EVERY_40_S, EVERY_40_S[0], executed, Balance(), NOW + 86_400)
+    health = judge_health(EVERY_40_S, EVERY_40_S[0], executed, Balance(), NOW + 86_400)
     assert health.verdict is JobState.WAITING
     assert re.search("^no plan for 24 h .*all ranks reported step 7, .* has the job ended", health.reason)
 
@@ -107,7 +107,7 @@ def test_a_job_that_may_have_ended_is_not_stalled(phases: list[Phase]) -> None:
     ],
 )
 def test_a_job_is_not_called_stalled_too_early(steps: list[StepRecord], why: str) -> None:
-    assert job_health(steps, None, [], Balance(), NOW).verdict is not JobState.STALLED, why
+    assert judge_health(steps, None, [], Balance(), NOW).verdict is not JobState.STALLED, why
 
 
 UNBALANCED = Balance(
@@ -116,7 +116,7 @@ UNBALANCED = Balance(
 
 
 def test_S9_a_job_whose_steps_run_without_plans_is_not_well() -> None:
-    health = job_health([PLANNED], PLANNED, [EXECUTION], UNBALANCED, NOW)
+    health = judge_health([PLANNED], PLANNED, [EXECUTION], UNBALANCED, NOW)
     assert health.verdict is JobState.UNBALANCED
     assert health.reason == (
         "not balancing since step 5, because 2 of 4 ranks fell back; 3 of the last 9 steps ran without a plan"
@@ -124,20 +124,20 @@ def test_S9_a_job_whose_steps_run_without_plans_is_not_well() -> None:
 
 
 def test_S9_a_job_without_any_kept_step_says_that_its_steps_are_refused() -> None:
-    health = job_health([], None, [], replace(UNBALANCED, num_without_plan=0), NOW)
+    health = judge_health([], None, [], replace(UNBALANCED, num_without_plan=0), NOW)
     assert health.verdict is JobState.UNBALANCED
     assert health.reason == "not balancing since step 5, because 2 of 4 ranks fell back"
 
 
 def test_S9_a_job_that_balances_again_says_how_many_steps_had_no_plan() -> None:
-    health = job_health([PLANNED], PLANNED, [EXECUTION], Balance(num_executed=9, num_without_plan=3), NOW)
+    health = judge_health([PLANNED], PLANNED, [EXECUTION], Balance(num_executed=9, num_without_plan=3), NOW)
     assert health.verdict is JobState.ATTENTION
     assert health.reason == "3 of the last 9 steps ran without a plan; the newest one used its plan"
 
 
 def test_a_missing_planner_is_worse_than_steps_without_plans() -> None:
     waiting = replace(COLLECTING, submitted_at=NOW - 31)
-    health = job_health([waiting, PLANNED], PLANNED, [EXECUTION], UNBALANCED, NOW)
+    health = judge_health([waiting, PLANNED], PLANNED, [EXECUTION], UNBALANCED, NOW)
     assert health.verdict is JobState.FAILING
     assert health.reason.endswith("is a planner running?; 3 of the last 9 steps ran without a plan")
 
@@ -146,4 +146,4 @@ def test_a_missing_planner_is_worse_than_steps_without_plans() -> None:
     ("time_s", "text"), [(0.4, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (1e6, "12 d")]
 )
 def test_durations_are_short(time_s: float, text: str) -> None:
-    assert duration(time_s) == text
+    assert write_duration(time_s) == text

@@ -9,7 +9,7 @@ from harness.services import CLUSTER, MODEL, Loop
 from harness.watched_job import WatchedJob
 from relibra.planning.launch import Launch
 from relibra.status.reader import Reader
-from relibra.status.savings import Saving, TokenTime, saving_of, total
+from relibra.status.savings import Saving, TokenTime, add_up, compute_saving
 from relibra.store import AttemptId, Store
 
 
@@ -49,7 +49,9 @@ def test_a_job_saves_what_its_steps_save_whether_or_not_they_have_expired(
     time = TokenTime.of(trained.record)
     before = saving(reader, run)
     assert before.num_steps == 4
-    assert before == close_to(total(saving_of(each, time) for each in run(reader.summaries(trained.record, limit=10))))
+    assert before == close_to(
+        add_up(compute_saving(each, time) for each in run(reader.summaries(trained.record, limit=10)))
+    )
     run(trained.expire(1, 2))
     assert saving(reader, run) == close_to(before)
     run(trained.expire(3))

@@ -13,7 +13,7 @@ from relibra.planning.cost import CostModel
 from relibra.planning.execution import PhaseSummary
 from relibra.planning.load import imbalance
 from relibra.planning.plan import Basis, Prediction
-from relibra.status.savings import NOTHING, Saving, TokenTime, assumption, hours_text, saving_of, total
+from relibra.status.savings import NOTHING, Saving, TokenTime, add_up, assumption, compute_saving, write_hours
 from relibra.store import JobRecord, StepSummary
 
 US = TokenTime(us=1e6, is_measured=True)
@@ -71,7 +71,7 @@ def test_what_is_saved_is_the_time_that_ranks_no_longer_wait_for_the_slowest(loa
     waited_copies = (before_CR.max(axis=1) - realised_CR.max(axis=1)).sum() * before_CR.shape[1]
     phase = replace(PHASE, imbalance=imbalance(realised_CR[:, None]), num_token_copies=int(before_CR.sum()))
     for name, num_passes in (("update", 3), ("recompute", 1)):
-        found = saving_of(step(replace(phase, phase=Phase(name)), before=imbalance(before_CR[:, None])), US)
+        found = compute_saving(step(replace(phase, phase=Phase(name)), before=imbalance(before_CR[:, None])), US)
         assert found.saved_s == pytest.approx(num_passes * waited_copies, abs=1e-6)
 
 
@@ -93,22 +93,22 @@ def test_no_more_is_saved_than_the_phases_themselves_tell(before, realised, dura
         reorder_s=reorder_s,
         replica_wait_s=replica_wait_s,
     )
-    found = saving_of(step(phase, before=before), US)
+    found = compute_saving(step(phase, before=before), US)
     assert found.trained_s == pytest.approx(4 * duration_s)
     assert found.waited_s == pytest.approx(4 * sum(waits))
     assert 0 <= found.expert_s <= found.trained_s
     gained_s = found.saved_s + found.waited_s
     assert gained_s == pytest.approx((before / realised - 1) * found.expert_s, rel=1e-6, abs=1e-4)
-    better = saving_of(step(replace(phase, imbalance=max(1.0, realised * 0.9)), before=before), US)
+    better = compute_saving(step(replace(phase, imbalance=max(1.0, realised * 0.9)), before=before), US)
     assert better.saved_s >= found.saved_s - 1e-6 * max(1.0, abs(found.saved_s))
 
 
 def test_the_sum_of_steps_is_the_sum_of_their_parts() -> None:
-    one = saving_of(step(PHASE, replace(PHASE, phase=Phase.RECOMPUTE)), US)
-    other = saving_of(step(PHASE, basis=Basis.ROLLOUT), US)
+    one = compute_saving(step(PHASE, replace(PHASE, phase=Phase.RECOMPUTE)), US)
+    other = compute_saving(step(PHASE, basis=Basis.ROLLOUT), US)
     assert (one.num_steps, one.num_forecasts) == (1, 0)
     assert (other.num_steps, other.num_forecasts) == (1, 1)
-    both = total([one, NOTHING, other])
+    both = add_up([one, NOTHING, other])
     assert (both.num_steps, both.num_forecasts, both.num_left_out) == (2, 1, 0)
     assert both.saved_s == one.saved_s + other.saved_s == pytest.approx((1.75 - 1.25) * 100 * (3 + 1 + 3))
     assert both.saved_gpu_hours == pytest.approx(350 / 3600)
@@ -124,22 +124,22 @@ def test_the_sum_of_steps_is_the_sum_of_their_parts() -> None:
     ],
 )
 def test_S9_a_step_of_which_something_is_unknown_is_left_out_and_counted(unknown: StepSummary) -> None:
-    found = saving_of(unknown, US)
+    found = compute_saving(unknown, US)
     assert found == Saving(num_left_out=1)
     assert found.saved_gpu_hours is None
     assert "none of 1 reported steps counts" in assumption(found, US)
-    assert "1 of 2 reported steps count" in assumption(found + saving_of(step(PHASE), US), US)
+    assert "1 of 2 reported steps count" in assumption(found + compute_saving(step(PHASE), US), US)
 
 
 def test_a_step_without_reports_is_nothing_yet() -> None:
-    assert saving_of(step(), US) == NOTHING
+    assert compute_saving(step(), US) == NOTHING
     assert assumption(NOTHING, US) == "No rank has reported a step yet."
 
 
 def test_balancing_that_costs_more_than_it_saves_is_told() -> None:
-    worse = saving_of(step(replace(PHASE, imbalance=2.0, reorder_s=3.0)), US)
+    worse = compute_saving(step(replace(PHASE, imbalance=2.0, reorder_s=3.0)), US)
     assert worse.saved_s == pytest.approx((1.75 - 2.0) * 300 - 12)
-    assert hours_text(worse.saved_s) == "-0.024"
+    assert write_hours(worse.saved_s) == "-0.024"
 
 
 def test_the_time_of_a_token_copy_is_the_one_that_the_job_registered() -> None:
@@ -155,25 +155,25 @@ def test_the_time_of_a_token_copy_is_the_one_that_the_job_registered() -> None:
     assert TokenTime.of(sized) == TokenTime(us=pytest.approx(0.01), is_measured=False)
     measured = replace(sized, params=PlanParams(cost=CostModel(expert_tokens=(0, 10), expert_us=(5, 25))))
     assert TokenTime.of(measured) == TokenTime(us=2.0, is_measured=True)
-    assert "dispatch" not in assumption(saving_of(step(PHASE), US), US)
+    assert "dispatch" not in assumption(compute_saving(step(PHASE), US), US)
     counted = replace(measured, params=PlanParams(cost=CostModel(token_size_bytes=8192)))
     assert not TokenTime.of(counted).lacks_dispatch  # one node
     across = TokenTime.of(replace(counted, cluster=replace(cluster, num_nodes=2)))
     assert across.lacks_dispatch
-    assert "what they save there is not in the figure" in assumption(saving_of(step(PHASE), across), across)
+    assert "what they save there is not in the figure" in assumption(compute_saving(step(PHASE), across), across)
     unsized = TokenTime.of(replace(sized, model=replace(sized.model, expert_weight_size_bytes=0)))
     assert unsized is None
-    assert saving_of(step(PHASE), unsized) == Saving(num_left_out=1)
+    assert compute_saving(step(PHASE), unsized) == Saving(num_left_out=1)
     assert "expert_weight_size_bytes" in assumption(Saving(num_left_out=1), unsized)
 
 
 def test_the_assumption_names_time_share_and_what_was_subtracted() -> None:
-    text = assumption(saving_of(step(replace(PHASE, duration_s=3600.0, plan_wait_s=360.0)), US), US)
+    text = assumption(compute_saving(step(replace(PHASE, duration_s=3600.0, plan_wait_s=360.0)), US), US)
     assert "one token copy takes 1e+06 µs" in text
     assert "by the cost model that the job registered" in text
     assert "experts take 2.6% of 4.000 GPU-hours of training" in text
     assert "0.400 GPU-hours, are subtracted" in text
-    assert "guess for H100-class nodes" in assumption(saving_of(step(PHASE), US), replace(US, is_measured=False))
+    assert "guess for H100-class nodes" in assumption(compute_saving(step(PHASE), US), replace(US, is_measured=False))
 
 
 @pytest.mark.parametrize(
@@ -181,4 +181,4 @@ def test_the_assumption_names_time_share_and_what_was_subtracted() -> None:
     [(0.0, "0.000"), (-0.1, "0.000"), (3600.0, "1.000"), (36_000.0, "10.0"), (3600.0 * 12_345.6, "12,346")],
 )
 def test_hours_have_as_many_decimals_as_they_need(time_s: float, text: str) -> None:
-    assert hours_text(time_s) == text
+    assert write_hours(time_s) == text

@@ -24,24 +24,6 @@ from relibra.wire.status_service import DEFAULT_URL, URL_VARIABLE, StatusService
 
 logger = logging.getLogger(__name__)
 
-FIGURES = (
-    "imbalance_before",
-    "imbalance_after",
-    "imbalance_bound",
-    "imbalance_realised",
-    "speedup_planned",
-    "speedup_realised",
-    "saved_gpu_hours",
-    "plan_latency_s",
-    "plan_wait_s",
-    "reorder_s",
-    "replica_wait_s",
-    "num_fallbacks",
-    "num_replicas",
-    "num_moved_experts",
-)
-"""The figures logged for each step, by the names of the history. Figures that a step lacks are left out."""
-
 _POLL_INTERVAL_S = 15.0
 _USUAL_STEPS, _MOST_STEPS = 20, 1000
 """Steps that are asked for: usually, and after an outage."""
@@ -145,7 +127,11 @@ class Tracking:
     def _log(self, *, is_last: bool) -> None:
         while self._waiting and (is_last or all(map(_is_free, self._runs))):
             point = self._waiting.pop(0)
-            figures = {f"relibra/{name}": point[name] for name in FIGURES if point.get(name) is not None}
+            figures = {
+                f"relibra/{name}": value
+                for name, value in point.items()
+                if name != "step" and type(value) in (int, float)  # not bool
+            }
             for run in self._runs:
                 try:
                     run.log(point["step"], figures, is_last=is_last)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from relibra.errors import NotFound, UnknownJob
-from relibra.status.health import duration
+from relibra.status.health import write_duration
 from relibra.store import Attempt, JobRecord, Refusal, Refused
 
 
@@ -68,12 +68,12 @@ def choose_attempt(job_id: str, attempts: Sequence[Attempt], number: int | None)
     raise NotFound(f"attempt {number} of job {job_id!r} is not kept any more: {kept}")
 
 
-def refused_launch(refusals: Sequence[Refusal]) -> Refusal | None:
+def find_refused_launch(refusals: Sequence[Refusal]) -> Refusal | None:
     """Return the refusal of another launch under the same job id, or None if there was none."""
     return next((refusal for refusal in refusals if refusal.what is Refused.LAUNCH), None)
 
 
-def why_ended(attempt: Attempt, successor: Attempt) -> str:
+def explain_end(attempt: Attempt, successor: Attempt) -> str:
     """Return why an attempt ended, in words; `successor` is the attempt after it."""
     if successor.rolled_back_from == attempt.epoch:
         return f"the training went back to step {successor.rolled_back_to}, as attempt {successor.number}"
@@ -81,4 +81,4 @@ def why_ended(attempt: Attempt, successor: Attempt) -> str:
         return f"replaced by attempt {successor.number}"
     # The two times are of the clocks of a planner and of Redis.
     silent_s = max(0.0, successor.began_at - attempt.heard_at)
-    return f"replaced by attempt {successor.number}, {duration(silent_s)} after it was last heard"
+    return f"replaced by attempt {successor.number}, {write_duration(silent_s)} after it was last heard"

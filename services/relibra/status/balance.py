@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import takewhile
 
 from relibra.errors import NotFound
 from relibra.planning.execution import Execution
@@ -79,7 +80,7 @@ class Balance:
         return f"{self.num_without_plan} of the last {self.num_executed} steps ran without a plan"
 
 
-def balance_of(
+def judge_balance(
     steps: Sequence[StepRecord],
     executed: Sequence[tuple[StepRecord, Sequence[Execution]]],
     refusals: Sequence[Refusal],
@@ -92,21 +93,22 @@ def balance_of(
         refusals: what the planner refused since it last accepted a schedule.
     """
     executed = executed[:NUM_JUDGED]
-    without = [(step, did) for step, did in executed if _is_without_plan(did)]
+    without = [(step, phases) for step, phases in executed if _is_without_plan(phases)]
     num_executed, num_without_plan = len(executed), len(without)
-    if refusal := next((each for each in refusals if _counts(each, steps, executed)), None):
-        since_step, reason = refusal.since_step, _refused(refusal)
+    if refusal := next((counted for counted in refusals if _leaves_unplanned(counted, steps, executed)), None):
+        since_step, reason = refusal.since_step, _explain_refusal(refusal)
         obstacle = Obstacle.UNKNOWN_STEP if _is_of_unknown_step(refusal) else _BY_REFUSAL[refusal.what]
-    elif unreported := _unreported(steps, executed):
+    elif unreported := _find_unreported(steps, executed):
         since_step, obstacle = unreported[-1].step, Obstacle.UNREPORTED
         reason = (
             f"no rank has reported steps {since_step} to {unreported[0].step}, although they have plans; is the agent "
             "attached on all ranks, and can they reach a planner?"
         )
     elif executed and _is_without_plan(executed[0][1]):
-        row = executed[: next((at for at, (_, did) in enumerate(executed) if not _is_without_plan(did)), num_executed)]
-        newest, did = executed[0]
-        since_step, obstacle, reason = row[-1][0].step, _BY_STATE[newest.state], _ran_without(newest, did)
+        row = list(takewhile(lambda step_and_phases: _is_without_plan(step_and_phases[1]), executed))
+        newest, phases = executed[0]
+        since_step, obstacle = row[-1][0].step, _BY_STATE[newest.state]
+        reason = _explain_missing_plan(newest, phases)
     elif len(steps) >= _UNSCHEDULED_STEPS and all(step.state is StepState.COLLECTING for step in steps):
         since_step, obstacle = steps[-1].step, Obstacle.UNSCHEDULED
         reason = (
@@ -124,7 +126,7 @@ def balance_of(
     )
 
 
-def _unreported(
+def _find_unreported(
     steps: Sequence[StepRecord], executed: Sequence[tuple[StepRecord, Sequence[Execution]]]
 ) -> Sequence[StepRecord]:
     """Return the planned steps that ranks should have reported, newest first; none if training may only lag behind."""
@@ -134,11 +136,11 @@ def _unreported(
     return planned if len(planned) >= (_UNREPORTED_STEPS if executed else _NEVER_REPORTED_STEPS) else []
 
 
-def _is_without_plan(did: Sequence[Execution]) -> bool:
-    return any(each.num_fallbacks for each in did)
+def _is_without_plan(phases: Sequence[Execution]) -> bool:
+    return any(phase.num_fallbacks for phase in phases)
 
 
-def _counts(
+def _leaves_unplanned(
     refusal: Refusal, steps: Sequence[StepRecord], executed: Sequence[tuple[StepRecord, Sequence[Execution]]]
 ) -> bool:
     """Return whether a refusal leaves a step without a plan; that of a straggler or of another launch does not.
@@ -163,13 +165,13 @@ def _is_of_unknown_step(refusal: Refusal) -> bool:
     return refusal.what is Refused.REPORTS and refusal.error == NotFound.__name__
 
 
-def _refused(refusal: Refusal) -> str:
+def _explain_refusal(refusal: Refusal) -> str:
     if _is_of_unknown_step(refusal):
         return f"ranks trained step {refusal.step}, but {refusal.text}; check the rollout workers and the driver"
     return f"the planner refuses the {refusal.what} of step {refusal.step}: {refusal.text}"
 
 
-def _ran_without(step: StepRecord, did: Sequence[Execution]) -> str:
+def _explain_missing_plan(step: StepRecord, phases: Sequence[Execution]) -> str:
     match step.state:
         case StepState.COLLECTING:
             return f"step {step.step} has {step.num_sequences} sequences and no schedule; check the training driver"
@@ -178,11 +180,11 @@ def _ran_without(step: StepRecord, did: Sequence[Execution]) -> str:
         case StepState.SOLVING:
             return f"the plan of step {step.step} was not ready when ranks needed it; are planners running and idle?"
         case StepState.PLANNED:
-            worst = max(did, key=lambda each: each.num_fallbacks)
-            return f"step {step.step}: {fallback(worst)}"
+            worst = max(phases, key=lambda phase: phase.num_fallbacks)
+            return f"step {step.step}: {describe_fallbacks(worst)}"
 
 
-def fallback(execution: Execution) -> str | None:
+def describe_fallbacks(execution: Execution) -> str | None:
     """Return how many ranks fell back and why, or None if no rank did."""
     if not execution.num_fallbacks:
         return None

@@ -62,13 +62,17 @@ def bounded_protocol(limits: ConnectionLimits, refusals: Refusals) -> type[async
             First goes the one that has sent no whole request for the longest time, because clients that send beginnings
             of requests would otherwise shut out everybody else; then the one whose answer is the oldest.
             """
-            ours = [each for each in self.connections if isinstance(each, BoundedProtocol)]
+            ours = [connection for connection in self.connections if isinstance(connection, BoundedProtocol)]
             answered = [
-                (each.timeout_keep_alive_task.when(), id(each), each)
-                for each in ours
-                if each.timeout_keep_alive_task is not None and each._head_timer is None
+                (connection.timeout_keep_alive_task.when(), id(connection), connection)
+                for connection in ours
+                if connection.timeout_keep_alive_task is not None and connection._head_timer is None
             ]
-            waiting = [(each._head_timer.when(), id(each), each) for each in ours if each._head_timer is not None]
+            waiting = [
+                (connection._head_timer.when(), id(connection), connection)
+                for connection in ours
+                if connection._head_timer is not None
+            ]
             if not (waiting or answered):
                 return False
             _, _, longest = min(waiting or answered)

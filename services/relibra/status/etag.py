@@ -45,7 +45,7 @@ class ETagResponses:
 
 
 def _has(request: Request, tag: str) -> bool:
-    known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
+    known = [value.strip().removeprefix("W/") for value in request.headers.get("if-none-match", "").split(",")]
     return f'"{tag}"' in known or known == ["*"]
 
 

@@ -10,8 +10,8 @@ from relibra.planning import Cause, Cluster
 from relibra.planning.execution import Execution
 from relibra.planning.plan import Basis, Prediction
 from relibra.planning.routing_check import RoutingCause
-from relibra.status.balance import fallback
-from relibra.status.health import absence, excess, otherwise
+from relibra.status.balance import describe_fallbacks
+from relibra.status.health import describe_excess, describe_missing_ranks, describe_routing
 from relibra.store import StepRecord, StepState
 
 _ADVICE = {
@@ -87,7 +87,7 @@ def _placement(prediction: Prediction) -> list[str]:
     if prediction.num_moved_experts:
         sentences.append(
             f"{prediction.num_moved_experts} experts move to another home rank, once, at the start of the step: "
-            f"{_weighed(prediction.reorder_size_bytes, 'including optimizer state')}."
+            f"{_weigh(prediction.reorder_size_bytes, 'including optimizer state')}."
         )
     else:
         sentences.append("No expert moves: no move would gain more than it costs, or no placement is better.")
@@ -101,7 +101,7 @@ def _replicas(prediction: Prediction, cluster: Cluster) -> list[str]:
         return ["There are no replicas: none would save the slowest rank more time than its transfer and weights cost."]
     sentences = [
         f"{prediction.num_replicas} replicas take tokens off ranks that would be slowest, each for one micro-batch "
-        f"and layer; {_weighed(prediction.replica_size_bytes, 'of weights travel within nodes')}."
+        f"and layer; {_weigh(prediction.replica_size_bytes, 'of weights travel within nodes')}."
     ]
     if prediction.basis is Basis.PREVIOUS_STEPS:
         sentences.append("The loads are a forecast: replicas are placed so that no rank depends on a single expert.")
@@ -113,13 +113,13 @@ def _replicas(prediction: Prediction, cluster: Cluster) -> list[str]:
     return sentences
 
 
-def _weighed(size_bytes: int | None, what: str) -> str:
+def _weigh(size_bytes: int | None, what: str) -> str:
     if size_bytes is None:
         return (
             "size unknown, so planning cannot weigh these transfers (register expert_weight_size_bytes and "
             "expert_state_size_bytes)"
         )
-    return f"{size_text(size_bytes)} {what}"
+    return f"{write_size(size_bytes)} {what}"
 
 
 def _execution(step: StepRecord, executed: Sequence[Execution], *, is_over: bool) -> list[str]:
@@ -129,16 +129,16 @@ def _execution(step: StepRecord, executed: Sequence[Execution], *, is_over: bool
         return [never if is_over else waiting] if step.plan else []
     sentences = []
     for execution in executed:
-        if text := fallback(execution):
+        if text := describe_fallbacks(execution):
             sentences += [f"{text}.", *(f"{cause}: {_ADVICE[cause]}." for cause in execution.fallbacks)]
         if Cause.LATE in execution.fallbacks and step.plan is not None and step.plan.latency_s is not None:
             sentences.append(
                 f"The plan was ready {step.plan.latency_s:.1f} s after its schedule; the rank that waited longest "
                 f"waited {execution.plan_wait_s:.1f} s."
             )
-        if text := absence(execution) or excess(execution, step):
+        if text := describe_missing_ranks(execution) or describe_excess(execution, step):
             sentences.append(f"{text}.")
-        if text := otherwise(execution):
+        if text := describe_routing(execution):
             advice = (f"{cause}: {_ROUTING_ADVICE[cause]}." for cause in execution.routing.otherwise)
             sentences += [f"{text[0].upper()}{text[1:]}.", *advice]
         if not execution.num_fallbacks and not execution.missing:
@@ -149,7 +149,7 @@ def _execution(step: StepRecord, executed: Sequence[Execution], *, is_over: bool
     return sentences
 
 
-def size_text(size_bytes: float | None) -> str:
+def write_size(size_bytes: float | None) -> str:
     """Return a number of bytes as text; None is a size that the job did not register."""
     if size_bytes is None:
         return "size unknown (register expert_weight_size_bytes)"

@@ -76,7 +76,7 @@ class PlanFigures:
         for row, layer in zip(*np.unravel_index(order_C, mean_ML.shape), strict=True):
             mean = float(mean_ML[row, layer]) or 1.0
             loads = (self.before_MLR[row, layer].max(), slowest_ML[row, layer], self.plan.lower_bound_ML[row, layer])
-            before, after, bound = (float(each) / mean for each in loads)
+            before, after, bound = (float(load) / mean for load in loads)
             worst.append((int(row), int(layer), before, after, bound))
         return worst
 
@@ -95,12 +95,12 @@ class PlanFigures:
 
 def slowest_ranks(totals: PlanTotals) -> list[tuple[int, float, int, float]]:
     """Return for each layer (slowest rank, its load over the mean rank) without balancing, then the same as planned."""
-    found = []
+    slowest = []
     for before_R, after_R in zip(totals.before_LR, totals.after_LR, strict=True):
         mean = float(after_R.mean()) or 1.0
         before, after = int(before_R.argmax()), int(after_R.argmax())
-        found.append((before, float(before_R[before]) / mean, after, float(after_R[after]) / mean))
-    return found
+        slowest.append((before, float(before_R[before]) / mean, after, float(after_R[after]) / mean))
+    return slowest
 
 
 def node_loads(loads_xR: NDArray[np.integer], cluster: Cluster) -> NDArray[np.int64]:

@@ -46,7 +46,7 @@ class JobHealth:
     reason: str
 
 
-def job_health(
+def judge_health(
     steps: Sequence[StepRecord],
     executed_step: StepRecord | None,
     executed: Sequence[Execution],
@@ -67,11 +67,11 @@ def job_health(
         damaged: those of `steps` with a report that is not the one that was stored. Nothing is known about what their
             ranks did.
     """
-    if failing := _failing(steps, now):
+    if failing := _describe_failure(steps, now):
         return JobHealth(verdict=JobState.FAILING, reason=_with_share(failing, balance))
-    silence = _silence(steps, now)
+    silence = _describe_silence(steps, now)
     if silence and steps[0].step not in damaged and not _is_done(steps[0], executed_step, executed):
-        standstill = _standstill(steps[0], executed_step, executed)
+        standstill = _describe_standstill(steps[0], executed_step, executed)
         return JobHealth(verdict=JobState.STALLED, reason=f"{silence}: {standstill}")
     if balance.since_step is not None:
         reason = f"not balancing since step {balance.since_step}, because {balance.reason}"
@@ -85,7 +85,8 @@ def job_health(
         return JobHealth(verdict=JobState.ATTENTION, reason=_with_share(reason, balance))
     if executed_step is not None:
         for execution in executed:
-            if trouble := absence(execution) or otherwise(execution) or excess(execution, executed_step):
+            trouble = describe_missing_ranks(execution) or describe_routing(execution)
+            if trouble := trouble or describe_excess(execution, executed_step):
                 reason = _with_share(f"step {executed_step.step}: {trouble}", balance)
                 return JobHealth(verdict=JobState.ATTENTION, reason=reason)
     if balance.share:
@@ -103,7 +104,7 @@ def job_health(
     return JobHealth(verdict=JobState.WELL if is_planning else JobState.WAITING, reason=reason)
 
 
-def _failing(steps: Sequence[StepRecord], now: float) -> str | None:
+def _describe_failure(steps: Sequence[StepRecord], now: float) -> str | None:
     """Return which step will not get a plan without help, and why, or None; steps before the newest plan are over."""
     for step in steps:
         if step.failure is not None and step.plan is None:
@@ -111,7 +112,7 @@ def _failing(steps: Sequence[StepRecord], now: float) -> str | None:
         if step.state is StepState.SOLVING and step.submitted_at is not None:
             waited_s = now - step.submitted_at
             if waited_s > _SLOW_SOLVE_S:
-                return f"step {step.step} has waited {duration(waited_s)} for its plan: is a planner running?"
+                return f"step {step.step} has waited {write_duration(waited_s)} for its plan: is a planner running?"
         if step.plan is not None:
             break
     return None
@@ -121,7 +122,7 @@ def _with_share(reason: str, balance: Balance) -> str:
     return f"{reason}; {balance.share}" if balance.share else reason
 
 
-def _silence(steps: Sequence[StepRecord], now: float) -> str | None:
+def _describe_silence(steps: Sequence[StepRecord], now: float) -> str | None:
     """Return how long no plan has come, as a phrase, or None if that is usual for this job."""
     published = [step.plan.published_at for step in steps if step.plan is not None]
     if len(published) < 3:
@@ -130,7 +131,7 @@ def _silence(steps: Sequence[StepRecord], now: float) -> str | None:
     silent_s = now - published[0]
     if silent_s <= max(_STALL_S, _STALL_FACTOR * usual_s):
         return None
-    return f"no plan for {duration(silent_s)} (usually one every {duration(usual_s)})"
+    return f"no plan for {write_duration(silent_s)} (usually one every {write_duration(usual_s)})"
 
 
 def _is_done(newest: StepRecord, executed_step: StepRecord | None, executed: Sequence[Execution]) -> bool:
@@ -138,12 +139,12 @@ def _is_done(newest: StepRecord, executed_step: StepRecord | None, executed: Seq
     return (
         executed_step is not None
         and executed_step.step == newest.step
-        and any(each.phase is Phase.UPDATE for each in executed)
-        and not any(each.missing for each in executed)
+        and any(execution.phase is Phase.UPDATE for execution in executed)
+        and not any(execution.missing for execution in executed)
     )
 
 
-def _standstill(newest: StepRecord, executed_step: StepRecord | None, executed: Sequence[Execution]) -> str:
+def _describe_standstill(newest: StepRecord, executed_step: StepRecord | None, executed: Sequence[Execution]) -> str:
     """Return where a silent job stands and what to check."""
     if newest.plan is None:
         return (
@@ -153,12 +154,12 @@ def _standstill(newest: StepRecord, executed_step: StepRecord | None, executed: 
     if executed_step is None or executed_step.step != newest.step:
         return f"step {newest.step} is planned but no rank has reported; check the trainers"
     for execution in executed:
-        if text := absence(execution):
+        if text := describe_missing_ranks(execution):
             return f"step {newest.step}: {text}; check the logs of the missing ranks"
     return f"no rank has reported phase {Phase.UPDATE} of step {newest.step}; check the trainers"
 
 
-def duration(time_s: float) -> str:
+def write_duration(time_s: float) -> str:
     """Return a duration as text, in whole units."""
     for size_s, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if time_s >= 2 * size_s:
@@ -166,11 +167,11 @@ def duration(time_s: float) -> str:
     return f"{time_s:.0f} s"
 
 
-def absence(execution: Execution) -> str | None:
+def describe_missing_ranks(execution: Execution) -> str | None:
     """Return which ranks have not reported a phase that others have, or None if no rank is missing."""
     if not execution.missing:
         return None
-    named = ", ".join(_name(each, execution.num_ep_groups) for each in execution.missing[:_MAX_NAMED_RANKS])
+    named = ", ".join(_name(rank, execution.num_ep_groups) for rank in execution.missing[:_MAX_NAMED_RANKS])
     rest = ", ..." if len(execution.missing) > _MAX_NAMED_RANKS else ""
     return (
         f"{execution.num_reports} of {execution.num_expected} ranks reported phase {execution.phase}; "
@@ -178,7 +179,7 @@ def absence(execution: Execution) -> str | None:
     )
 
 
-def otherwise(execution: Execution) -> str | None:
+def describe_routing(execution: Execution) -> str | None:
     """Return in how many cells routing differs from the plan, and the likely causes, or None if it is as planned."""
     routing = execution.routing
     if not routing.num_otherwise:
@@ -190,7 +191,7 @@ def otherwise(execution: Execution) -> str | None:
     )
 
 
-def excess(execution: Execution, step: StepRecord) -> str | None:
+def describe_excess(execution: Execution, step: StepRecord) -> str | None:
     """Return by how much the realised imbalance exceeds the planned one, or None; a forecast promises nothing."""
     if step.plan is None or execution.imbalance is None or step.plan.prediction.basis is not Basis.REPLAY:
         return None

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from relibra.status.savings import NOTHING, Saving, TokenTime, saving_of, total
+from relibra.status.savings import NOTHING, Saving, TokenTime, add_up, compute_saving
 from relibra.store import Attempt, JobRecord, StepRecord, StepSummary, Store
 from relibra.store.single_flight import SingleFlight
 
@@ -62,7 +62,7 @@ class Ledger:
 
     async def of_job(self, attempts: Sequence[Attempt]) -> Saving:
         """Return what balancing saved in some attempts of a job."""
-        return total([await self._of_attempt(each) for each in attempts])
+        return add_up([await self._of_attempt(attempt) for attempt in attempts])
 
     async def _of_attempt(self, attempt: Attempt) -> Saving:
         job = attempt.record
@@ -87,8 +87,8 @@ class Ledger:
         }
         unread = [step for step, key in keys.items() if key not in self._kept]
         for brief in await self._in_brief(job, await self._store.get_steps(job, unread)):
-            self._kept[keys[brief.step]] = saving_of(brief, time)
-        return total(self._kept.get(key, NOTHING) for key in keys.values())
+            self._kept[keys[brief.step]] = compute_saving(brief, time)
+        return add_up(self._kept.get(key, NOTHING) for key in keys.values())
 
     async def _of_expired(self, job: JobRecord, time: TokenTime | None) -> Saving:
         """Return the sum over all expired steps."""
@@ -96,11 +96,11 @@ class Ledger:
         known = self._expired.get(key, _Expired())
         if await self._store.count_summaries(job, known.last_step) != known.num_steps:
             known = _Expired()  # earlier steps expired late, or went to another attempt
-        while found := await self._store.summaries_after(job, known.last_step, limit=_BATCH):
+        while summaries := await self._store.summaries_after(job, known.last_step, limit=_BATCH):
             known = _Expired(
-                saving=known.saving + total(saving_of(each, time) for each in found),
-                num_steps=known.num_steps + len(found),
-                last_step=found[-1].step,
+                saving=known.saving + add_up(compute_saving(summary, time) for summary in summaries),
+                num_steps=known.num_steps + len(summaries),
+                last_step=summaries[-1].step,
             )
         self._expired[key] = known
         return known.saving

@@ -133,12 +133,12 @@ class Live:
     def _events(self, viewer: Viewer, job_id: str | None, seen: int, *, is_new: bool) -> Iterator[str]:
         if is_new or self._outage_time > seen:
             yield _event("store", {"is_reachable": self._outage is None, "detail": self._outage})
-        changed = [each for each, (_, changed_at) in self._marks.items() if changed_at > seen]
-        shown = sorted(each for each in changed if viewer.may_see(each) and job_id in (None, each))
+        changed = [name for name, (_, changed_at) in self._marks.items() if changed_at > seen]
+        shown = sorted(name for name in changed if viewer.may_see(name) and job_id in (None, name))
         if shown:
             yield _event("change", {"job_ids": shown})
-        heard = {each: _iso(at) for each, (at, told_at) in self._heard.items() if told_at > seen}
-        heard = {each: at for each, at in heard.items() if viewer.may_see(each) and job_id in (None, each)}
+        heard = {name: _iso(at) for name, (at, told_at) in self._heard.items() if told_at > seen}
+        heard = {name: at for name, at in heard.items() if viewer.may_see(name) and job_id in (None, name)}
         if heard:
             yield _event("heard", heard)
 
@@ -168,14 +168,14 @@ class Live:
         for job in jobs:
             steps = await self._store.list_steps(job, limit=GLANCE_STEPS)
             reports = await self._store.num_reports(job, [step.step for step in steps])
-            refused = [(each.what, each.step, each.text) for each in await self._store.get_refusals(job)]
+            refused = [(refusal.what, refusal.step, refusal.text) for refusal in await self._store.get_refusals(job)]
             packing = await self._store.get_packing(job)
             marks[job.job_id] = (job.epoch, steps, reports, refused, packing)
         for job_id, mark in marks.items():
             if self._marks.get(job_id, (None, 0))[0] != mark:
                 self._marks[job_id] = mark, self._time + 1
         heard = await self._store.heard_at(job.job_id for job in jobs)
-        self._heard = {each: told for each, told in self._heard.items() if each in heard}
+        self._heard = {name: told for name, told in self._heard.items() if name in heard}
         for job_id, at in heard.items():
             if abs(at - self._heard.get(job_id, (0.0, 0))[0]) >= _HEARD_INTERVAL_S:
                 self._heard[job_id] = at, self._time + 1

@@ -210,7 +210,7 @@ def _experts(
         )
         for expert, of_expert in quotas.items()
     ]
-    return sorted(experts, key=lambda each: -each.load_tokens)
+    return sorted(experts, key=lambda expert: -expert.load_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

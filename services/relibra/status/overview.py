@@ -42,28 +42,28 @@ def arrange(glances: Sequence[JobGlance], state: JobState | None, text: str, ord
         order: what to sort by.
     """
     wanted = text.strip().lower()
-    found = [
-        each
-        for each in glances
-        if state in (None, each.health.verdict)
-        and (wanted in each.job.job_id.lower() or wanted in each.job.owner.lower())
+    shown = [
+        glance
+        for glance in glances
+        if state in (None, glance.health.verdict)
+        and (wanted in glance.job.job_id.lower() or wanted in glance.job.owner.lower())
     ]
     if order is Order.NAME:
-        return sorted(found, key=lambda each: (each.job.job_id.lower(), each.job.job_id))
-    found.sort(key=lambda each: -each.job.registered_at)
+        return sorted(shown, key=lambda glance: (glance.job.job_id.lower(), glance.job.job_id))
+    shown.sort(key=lambda glance: -glance.job.registered_at)
     if order is Order.STATE:
-        found.sort(key=lambda each: _URGENCY.index(each.health.verdict))
-    return found
+        shown.sort(key=lambda glance: _URGENCY.index(glance.health.verdict))
+    return shown
 
 
 def fold(glances: Sequence[JobGlance]) -> tuple[list[JobGlance], int]:
     """Leave out all but the first few jobs that wait; return the others, and how many were left out."""
-    waiting = [each for each in glances if each.health.verdict is JobState.WAITING][_MAX_WAITING:]
-    left_out = {id(each) for each in waiting}
-    return [each for each in glances if id(each) not in left_out], len(left_out)
+    waiting = [glance for glance in glances if glance.health.verdict is JobState.WAITING][_MAX_WAITING:]
+    left_out = {id(glance) for glance in waiting}
+    return [glance for glance in glances if id(glance) not in left_out], len(left_out)
 
 
 def count_states(glances: Sequence[JobGlance]) -> list[tuple[JobState, int]]:
-    """Return how many jobs are in each state that occurs, the most urgent first."""
-    numbers = Counter(each.health.verdict for each in glances)
+    """Return how many jobs are in glance state that occurs, the most urgent first."""
+    numbers = Counter(glance.health.verdict for glance in glances)
     return [(state, numbers[state]) for state in _URGENCY if numbers[state]]

@@ -12,10 +12,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from relibra import charting
-from relibra.status.attempts import why_ended
-from relibra.status.explain import size_text
+from relibra.status.attempts import explain_end
+from relibra.status.explain import write_size
 from relibra.status.runbook import runbook_path
-from relibra.status.savings import Saving, hours_text
+from relibra.status.savings import Saving, write_hours
 from relibra.status.sparkline import sparkline
 from relibra.status.step_figures import PHASE_FIGURES, STEP_FIGURES, Kind, realised_imbalance
 
@@ -38,16 +38,16 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {"plotly_version": charting.VERSION, "sparkline": sparkline, "why_ended": why_ended}
+    environment.globals |= {"plotly_version": charting.VERSION, "sparkline": sparkline, "explain_end": explain_end}
     environment.globals |= {"runbook_path": runbook_path, "phase_figures": PHASE_FIGURES}
     environment.globals["step_figures"] = [figure for figure in STEP_FIGURES if figure.heading]
-    environment.filters |= {"ratio": _ratio, "size": size_text, "when": _when, "clock": _clock, "count": _count}
+    environment.filters |= {"ratio": _ratio, "size": write_size, "when": _when, "clock": _clock, "count": _count}
     environment.filters |= {
         "addressed": _addressed,
         "seconds": _seconds,
         "realised": realised_imbalance,
         "hours": _hours,
-        "written": _written,
+        "written": _write,
     }
     return environment
 
@@ -57,7 +57,7 @@ def _addressed(asked: Mapping[str, str], **change: str) -> str:
     return urlencode({name: value for name, value in {**asked, **change}.items() if value})
 
 
-def _written(value: float | None, kind: Kind) -> str:
+def _write(value: float | None, kind: Kind) -> str:
     """Return a figure of this kind as text."""
     return _DASH if value is None else _WAYS[kind](value)
 
@@ -71,7 +71,7 @@ def _seconds(time_s: float | None) -> str:
 
 
 def _hours(saving: Saving) -> str:
-    return _DASH if saving.saved_gpu_hours is None else hours_text(saving.saved_s)
+    return _DASH if saving.saved_gpu_hours is None else write_hours(saving.saved_s)
 
 
 def _count(value: float) -> str:
@@ -82,8 +82,8 @@ _WAYS: Mapping[Kind, Callable[[float], str]] = {
     "ratio": _ratio,
     "count": _count,
     "seconds": _seconds,
-    "size": size_text,
-    "gpu_hours": lambda hours: hours_text(hours * 3600),
+    "size": write_size,
+    "gpu_hours": lambda hours: write_hours(hours * 3600),
 }
 
 

@@ -20,7 +20,7 @@ from relibra.status.overview import Order, arrange, count_states, fold
 from relibra.status.page import page
 from relibra.status.problems import Problem
 from relibra.status.runbook import runbook_html
-from relibra.status.savings import TokenTime, total
+from relibra.status.savings import TokenTime, add_up
 from relibra.status.step_figures import history_point
 
 STATIC = Path(__file__).parent / "static"
@@ -45,12 +45,12 @@ async def overview(
     jobs = [job for job in await app.store.list_jobs() if viewer.may_see(job.job_id)]
     glances = await app.reader.glances(jobs)
     asked = {"state": state, "search": search, "sort": sort}
-    found, num_folded = arrange(glances, state or None, search, sort), 0
+    listed, num_folded = arrange(glances, state or None, search, sort), 0
     if not state and not search:
-        found, num_folded = fold(found)
+        listed, num_folded = fold(listed)
     shown: dict[str, Any] = {"asked": asked, "orders": list(Order), "counts": count_states(glances)}
-    shown["saved"] = total(glance.savings for glance in glances)
-    return page(request, "jobs.html", glances=found, num_folded=num_folded, **shown)
+    shown["saved"] = add_up(glance.savings for glance in glances)
+    return page(request, "jobs.html", glances=listed, num_folded=num_folded, **shown)
 
 
 @pages.get("/jobs/{job_id}")

@@ -89,8 +89,8 @@ def install_problem_handlers(app: FastAPI, show: Show | None = None) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid_request(request: Request, error: RequestValidationError) -> Response:
         faults = (
-            f"{'.'.join(map(str, each['loc']))}: {each['msg']}, got {shown(repr(each['input']))}"
-            for each in error.errors()
+            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}, got {shown(repr(fault['input']))}"
+            for fault in error.errors()
         )
         return respond(request, "InvalidInput", HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(faults))
 

@@ -11,11 +11,11 @@ from relibra.errors import Corrupt, NotFound
 from relibra.planning import Plan
 from relibra.planning.execution import Execution
 from relibra.planning.summary import PlanTotals
-from relibra.status.attempts import AttemptChoice, AttemptSteps, choose_attempt, refused_launch
-from relibra.status.balance import GLANCE_STEPS, balance_of
+from relibra.status.attempts import AttemptChoice, AttemptSteps, choose_attempt, find_refused_launch
+from relibra.status.balance import GLANCE_STEPS, judge_balance
 from relibra.status.figures import PlanFigures
 from relibra.status.glance import JobGlance
-from relibra.status.health import JobHealth, JobState, job_health
+from relibra.status.health import JobHealth, JobState, judge_health
 from relibra.status.ledger import Ledger
 from relibra.status.savings import JobSaving, TokenTime
 from relibra.status.step_view import StepView
@@ -121,10 +121,10 @@ class Reader:
 
     async def totals(self, job: JobRecord, records: Sequence[PlanRecord]) -> list[PlanTotals]:
         """Return the totals of each plan, summed over its rows."""
-        found = await self.store.get_totals(job, [record.step for record in records])
+        kept = await self.store.get_totals(job, [record.step for record in records])
         return [
-            await self._sum_up(job, record) if each is None else each
-            for record, each in zip(records, found, strict=True)
+            await self._sum_up(job, record) if totals is None else totals
+            for record, totals in zip(records, kept, strict=True)
         ]
 
     async def _sum_up(self, job: JobRecord, record: PlanRecord) -> PlanTotals:
@@ -137,10 +137,10 @@ class Reader:
         Raises:
             Corrupt: a report is not the one that was stored.
         """
-        (did,) = await self.executions(job, [step])
-        if isinstance(did, Corrupt):
-            raise did
-        return did
+        (executions,) = await self.executions(job, [step])
+        if isinstance(executions, Corrupt):
+            raise executions
+        return executions
 
     async def executions(self, job: JobRecord, steps: Sequence[int]) -> list[list[Execution] | Corrupt]:
         """Return what the ranks did in each of `steps`, by phase; the error for a step with a damaged report.
@@ -150,10 +150,10 @@ class Reader:
         numbers = await self.store.num_reports(job, steps)
         complete = await self.store.get_executions(job, steps)
         return [
-            each
-            if isinstance(each, Corrupt) or sum(phase.num_reports for phase in each) == number
+            executions
+            if isinstance(executions, Corrupt) or sum(phase.num_reports for phase in executions) == number
             else await self._so_far(job, step, number)
-            for step, number, each in zip(steps, numbers, complete, strict=True)
+            for step, number, executions in zip(steps, numbers, complete, strict=True)
         ]
 
     async def _so_far(self, job: JobRecord, step: int, num_reports: int) -> list[Execution] | Corrupt:
@@ -168,28 +168,28 @@ class Reader:
     async def glances(self, jobs: Iterable[JobRecord]) -> list[JobGlance]:
         """Return the state of the current attempt of some jobs; a job that is removed meanwhile is left out."""
         attempts = [(job.job_id, await self.store.list_attempts(job.job_id)) for job in jobs]
-        return [await self.glance(choose_attempt(job_id, found, None)) for job_id, found in attempts if found]
+        return [await self.glance(choose_attempt(job_id, of_job, None)) for job_id, of_job in attempts if of_job]
 
     async def glance(self, choice: AttemptChoice) -> JobGlance:
         """Return the state of an attempt with the steps that it was derived from."""
         job = choice.job
         steps = await self.store.list_steps(job, limit=GLANCE_STEPS)
-        numbers = await self.store.num_reports(job, [each.step for each in steps])
+        numbers = await self.store.num_reports(job, [step.step for step in steps])
         reported = [step for step, number in zip(steps, numbers, strict=True) if number]
         done: list[tuple[StepRecord, list[Execution]]] = []
         damaged: dict[int, Corrupt] = {}
-        executions = await self.executions(job, [each.step for each in reported])
-        for step, did in zip(reported, executions, strict=True):
-            if isinstance(did, Corrupt):
-                damaged[step.step] = did
+        executed = await self.executions(job, [step.step for step in reported])
+        for step, executions in zip(reported, executed, strict=True):
+            if isinstance(executions, Corrupt):
+                damaged[step.step] = executions
             else:
-                done.append((step, did))
+                done.append((step, executions))
         refusals = await self.store.get_refusals(job)
         # Nobody knows whether ranks used the plan of a step with a damaged report, so it says nothing about balance.
-        balance = balance_of([step for step in steps if step.step not in damaged], done, refusals)
-        executed_step, executed = done[0] if done else (None, [])
+        balance = judge_balance([step for step in steps if step.step not in damaged], done, refusals)
+        executed_step, newest_executed = done[0] if done else (None, [])
         now = choice.chosen.ended_at or time.time()
-        health = job_health(steps, executed_step, executed, balance, now, choice.chosen.number, damaged)
+        health = judge_health(steps, executed_step, newest_executed, balance, now, choice.chosen.number, damaged)
         if not steps and await self.store.list_summaries(job, limit=1):
             expired = f"the full data of attempt {choice.chosen.number} has expired; summaries of its steps remain"
             health = JobHealth(verdict=JobState.WAITING, reason=expired)
@@ -200,10 +200,10 @@ class Reader:
             balance=balance,
             steps=steps,
             executed_step=executed_step,
-            executed=executed,
+            executed=newest_executed,
             damaged=damaged,
             packing=await self.store.get_packing(job),
-            refused_launch=None if choice.is_over else refused_launch(refusals),
+            refused_launch=None if choice.is_over else find_refused_launch(refusals),
             savings=JobSaving(**fields_of(saving), time=TokenTime.of(choice.current.record)),
         )
 
@@ -245,5 +245,5 @@ class Reader:
 
 def _merge(kept: Sequence[StepSummary], expired: Sequence[StepSummary]) -> list[StepSummary]:
     """Return all steps, newest first; a step that expired between two reads once."""
-    by_step = {each.step: each for each in (*kept, *expired)}
+    by_step = {step.step: step for step in (*kept, *expired)}
     return [by_step[step] for step in sorted(by_step, reverse=True)]

@@ -66,7 +66,8 @@ class Saving:
     """Steps with reports that do not count, because something is not known."""
 
     def __add__(self, other: "Saving") -> "Saving":
-        return Saving(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(Saving)})
+        names = [field.name for field in fields(Saving)]
+        return Saving(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
     @property
     def saved_gpu_hours(self) -> float | None:
@@ -90,12 +91,12 @@ class JobSaving(Saving):
         return assumption(self, self.time)
 
 
-def total(savings: Iterable[Saving]) -> Saving:
+def add_up(savings: Iterable[Saving]) -> Saving:
     """Return the sum of some savings."""
     return sum(savings, NOTHING)
 
 
-def saving_of(step: StepSummary, time: TokenTime | None) -> Saving:
+def compute_saving(step: StepSummary, time: TokenTime | None) -> Saving:
     """Return what balancing saved in one step.
 
     A step without reports is nothing yet. A step counts if it has a plan, and all ranks reported each phase that any
@@ -110,7 +111,7 @@ def saving_of(step: StepSummary, time: TokenTime | None) -> Saving:
     counted = [saving for saving in phases if saving is not None]
     if len(counted) < len(phases):
         return Saving(num_left_out=1)
-    return total(counted) + Saving(num_steps=1, num_forecasts=int(prediction.basis is not Basis.REPLAY))
+    return add_up(counted) + Saving(num_steps=1, num_forecasts=int(prediction.basis is not Basis.REPLAY))
 
 
 def _of_phase(phase: PhaseSummary, imbalance_before: float, time: TokenTime) -> Saving | None:
@@ -144,8 +145,8 @@ def assumption(saving: Saving, time: TokenTime | None) -> str:
     text = (
         f"Assumes that one token copy takes {time.us:.3g} µs in a forward pass of an expert ({source}) and twice as "
         f"long in a backward pass, so that experts take {saving.expert_s / saving.trained_s:.1%} of "
-        f"{hours_text(saving.trained_s)} GPU-hours of training. Waits for plans, reorders and replicas, "
-        f"{hours_text(saving.waited_s)} GPU-hours, are subtracted."
+        f"{write_hours(saving.trained_s)} GPU-hours of training. Waits for plans, reorders and replicas, "
+        f"{write_hours(saving.waited_s)} GPU-hours, are subtracted."
     )
     if time.lacks_dispatch:
         text += (
@@ -163,7 +164,7 @@ def assumption(saving: Saving, time: TokenTime | None) -> str:
 _WHAT_COUNTS = "A step counts if it has a plan and reports of all ranks."
 
 
-def hours_text(time_s: float) -> str:
+def write_hours(time_s: float) -> str:
     """Return seconds as a number of hours for people, with three decimals below 10 hours."""
     hours = time_s / 3600
     decimals = 3 if abs(hours) < 10 else 1 if abs(hours) < 1000 else 0

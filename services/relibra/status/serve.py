@@ -38,7 +38,7 @@ class StatusServer:
         except Unavailable:
             self._close_sockets()
             raise
-        self.urls = [_url(each) for each in self._sockets]
+        self.urls = [_url(listener) for listener in self._sockets]
         """The URL of the application, then the URL of its metrics if they have a port."""
         self._settings = settings
 
@@ -68,9 +68,9 @@ class StatusServer:
             max_connections=self._settings.max_connections, head_timeout_s=self._settings.head_timeout_s
         )
         protocol = bounded_protocol(limits, self._context.refusals)
-        self._servers = [_Server(_config(each, protocol)) for each, _ in zip(apps, self._sockets, strict=False)]
-        for each in self._sockets:
-            each.listen()
+        self._servers = [_Server(_config(app, protocol)) for app, _ in zip(apps, self._sockets, strict=False)]
+        for listener in self._sockets:
+            listener.listen()
         logger.info("status service on %s with %s", self.url, self._settings.model_dump_json())
         for url in self.urls[1:]:
             logger.info("metrics on %s/metrics", url)
@@ -82,7 +82,7 @@ class StatusServer:
         """Serve until `stop`."""
         try:
             serving = zip(self._servers, self._sockets, strict=True)
-            await asyncio.gather(*(server.serve(sockets=[each]) for server, each in serving))
+            await asyncio.gather(*(server.serve(sockets=[listener]) for server, listener in serving))
         finally:
             await self._store.close()
 
@@ -94,8 +94,8 @@ class StatusServer:
         self._context.live.close()
 
     def _close_sockets(self) -> None:
-        for each in self._sockets:
-            each.close()
+        for listener in self._sockets:
+            listener.close()
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -14,13 +14,13 @@ def sparkline(series: dict[str, Sequence[float]], label: str) -> Markup:
         series: maps the CSS class of each line to its values, from left to right.
         label: the accessible description of the chart.
     """
-    values = [value for each in series.values() for value in each]
+    values = [value for line in series.values() for value in line]
     if len(values) < 2:
         return Markup("")
     low, high = min(values), max(values)
     lines = Markup("").join(
-        Markup('<polyline class="{}" points="{}"/>').format(name, _points(each, low, high))
-        for name, each in series.items()
+        Markup('<polyline class="{}" points="{}"/>').format(name, _points(line, low, high))
+        for name, line in series.items()
     )
     return Markup('<svg class="spark" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
         _WIDTH, _HEIGHT, label, lines

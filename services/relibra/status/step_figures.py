@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from relibra.planning import Phase
 from relibra.planning.execution import PhaseSummary
-from relibra.status.savings import TokenTime, saving_of
+from relibra.status.savings import TokenTime, compute_saving
 from relibra.store import StepState, StepSummary
 
 Kind: TypeAlias = Literal["ratio", "count", "seconds", "gpu_hours", "size"]
@@ -51,10 +51,9 @@ class StepFigure:
     """A figure of a step."""
 
     name: str
-    title: str
     kind: Kind
+    title: str
     read: Read
-    description: str
     heading: str = ""
     """Its heading in a table of steps; empty if it is not shown there."""
 
@@ -64,147 +63,88 @@ def realised_imbalance(phases: Sequence[PhaseSummary]) -> float | None:
     return next((phase.imbalance for phase in reversed(phases) if phase.imbalance is not None), None)
 
 
-def _promised(name: str) -> Read:
-    return lambda step, _: None if step.plan is None else getattr(step.plan.prediction, name)
+def _promised(name: str, kind: Kind, title: str, heading: str = "") -> StepFigure:
+    """Return the figure that is a field of a plan's prediction."""
+
+    def read(step: StepSummary, _: TokenTime | None) -> Any:
+        return None if step.plan is None else getattr(step.plan.prediction, name)
+
+    return StepFigure(name, kind, title, read, heading)
 
 
-def _most(name: str) -> Read:
-    return lambda step, _: max((getattr(phase, name) for phase in step.phases), default=None)
+def _largest(name: str, kind: Kind, title: str, heading: str = "") -> StepFigure:
+    """Return the figure that is the largest of a field over phases."""
+
+    def read(step: StepSummary, _: TokenTime | None) -> Any:
+        return max((getattr(phase, name) for phase in step.phases), default=None)
+
+    return StepFigure(name, kind, title, read, heading)
 
 
-def _speedup(imbalance: Read) -> Read:
-    def divide(step: StepSummary, time: TokenTime | None) -> float | None:
-        balanced = imbalance(step, time)
-        return None if step.plan is None or not balanced else float(step.plan.prediction.imbalance_before / balanced)
+def _speedup(step: StepSummary, imbalance: float | None) -> float | None:
+    """Return how many times less the slowest ranks compute at this imbalance than without balancing."""
+    return step.plan.prediction.imbalance_before / imbalance if step.plan and imbalance else None
 
-    return divide
+
+def _planned_speedup(step: StepSummary, _: TokenTime | None) -> float | None:
+    return _speedup(step, step.plan.prediction.imbalance_after) if step.plan else None
 
 
 def _realised(step: StepSummary, _: TokenTime | None) -> float | None:
     return realised_imbalance(step.phases)
 
 
+def _realised_speedup(step: StepSummary, _: TokenTime | None) -> float | None:
+    return _speedup(step, realised_imbalance(step.phases))
+
+
+def _saved(step: StepSummary, time: TokenTime | None) -> float | None:
+    return compute_saving(step, time).saved_gpu_hours
+
+
+def _latency(step: StepSummary, _: TokenTime | None) -> float | None:
+    return step.plan.latency_s if step.plan else None
+
+
+def _duration(step: StepSummary, _: TokenTime | None) -> float | None:
+    return sum(phase.duration_s for phase in step.phases) or None
+
+
+def _num_otherwise(step: StepSummary, _: TokenTime | None) -> int | None:
+    return max((phase.routing.num_otherwise for phase in step.phases), default=None)
+
+
 STEP_FIGURES = (
-    StepFigure(
-        "num_sequences", "Sequences", "count", lambda step, _: step.num_sequences, "Sequences reported.", "Sequences"
-    ),
-    StepFigure(
-        "imbalance_before", "Unbalanced", "ratio", _promised("imbalance_before"), "Without balancing.", "Unbalanced"
-    ),
-    StepFigure("imbalance_after", "Planned", "ratio", _promised("imbalance_after"), "As planned.", "Planned"),
-    StepFigure(
-        "imbalance_realised",
-        "Realised",
-        "ratio",
-        _realised,
-        "As executed in the last phase that all ranks reported.",
-        "Realised",
-    ),
-    StepFigure(
-        "imbalance_bound",
-        "Bound of the placement",
-        "ratio",
-        _promised("imbalance_bound"),
-        "Lower bound under the plan's placement.",
-    ),
-    StepFigure(
-        "imbalance_floor",
-        "Floor of any placement",
-        "ratio",
-        _promised("imbalance_floor"),
-        "Lower bound under any placement.",
-    ),
-    StepFigure(
-        "speedup_planned",
-        "Speed-up, planned",
-        "ratio",
-        _speedup(_promised("imbalance_after")),
-        "Speed-up of expert computation: imbalance without balancing over planned imbalance.",
-    ),
-    StepFigure(
-        "speedup_realised",
-        "Speed-up, realised",
-        "ratio",
-        _speedup(_realised),
-        "Imbalance without balancing over realised imbalance. Both count tokens, not seconds.",
-        "Speed-up",
-    ),
-    StepFigure(
-        "saved_gpu_hours",
-        "GPU-hours saved",
-        "gpu_hours",
-        lambda step, time: saving_of(step, time).saved_gpu_hours,
-        "GPU-hours that balancing saved; `savings` of the job says what they rest on.",
-        "GPU-hours saved",
-    ),
-    StepFigure(
-        "num_moved_experts",
-        "Experts moved",
-        "count",
-        _promised("num_moved_experts"),
-        "Experts whose home differs from the step before.",
-        "Moved",
-    ),
-    StepFigure(
-        "reorder_size_bytes",
-        "Size of moved experts",
-        "size",
-        _promised("reorder_size_bytes"),
-        "State of the moved experts.",
-    ),
-    StepFigure("num_replicas", "Replicas", "count", _promised("num_replicas"), "Replicas of all cells.", "Replicas"),
-    StepFigure("replica_size_bytes", "Size of replicas", "size", _promised("replica_size_bytes"), "Their weights."),
-    StepFigure(
-        "plan_latency_s",
-        "Plan took",
-        "seconds",
-        lambda step, _: None if step.plan is None else step.plan.latency_s,
-        "Time from schedule to plan.",
-        "Plan took",
-    ),
-    StepFigure(
-        "duration_s",
-        "Phases took",
-        "seconds",
-        lambda step, _: sum(phase.duration_s for phase in step.phases) if step.phases else None,
-        "Phases of the ranks for which they took longest, together.",
-        "Phases took",
-    ),
-    StepFigure(
-        "plan_wait_s",
-        "Longest wait for the plan",
-        "seconds",
-        _most("plan_wait_s"),
-        "Longest wait of a rank for the plan, in any phase.",
-        "Waited",
-    ),
-    StepFigure("reorder_s", "Longest reorder", "seconds", _most("reorder_s"), "Longest reorder of a rank."),
-    StepFigure(
-        "replica_wait_s",
-        "Longest wait for replicas",
-        "seconds",
-        _most("replica_wait_s"),
-        "Longest wait of a rank for replica transfers, in any phase.",
-    ),
-    StepFigure(
-        "num_fallbacks",
-        "Ranks that fell back",
-        "count",
-        _most("num_fallbacks"),
-        "Ranks that kept the previous placement, in the worst phase.",
-        "Fell back",
-    ),
-    StepFigure(
-        "num_routed_otherwise",
-        "Cells routed otherwise",
-        "count",
-        lambda step, _: max((phase.routing.num_otherwise for phase in step.phases), default=None),
-        "Cells whose routing differed from the plan, in the worst phase.",
-    ),
+    StepFigure("num_sequences", "count", "Sequences", lambda step, _: step.num_sequences, "Sequences"),
+    _promised("imbalance_before", "ratio", "Imbalance without balancing", "Unbalanced"),
+    _promised("imbalance_after", "ratio", "Imbalance as planned", "Planned"),
+    StepFigure("imbalance_realised", "ratio", "Imbalance as executed", _realised, "Realised"),
+    _promised("imbalance_bound", "ratio", "Lower bound under the plan's placement"),
+    _promised("imbalance_floor", "ratio", "Lower bound under any placement"),
+    StepFigure("speedup_planned", "ratio", "Speed-up of expert computation, planned", _planned_speedup),
+    StepFigure("speedup_realised", "ratio", "Speed-up of expert computation, realised", _realised_speedup, "Speed-up"),
+    StepFigure("saved_gpu_hours", "gpu_hours", "GPU-hours saved", _saved, "GPU-hours saved"),
+    _promised("num_moved_experts", "count", "Experts moved", "Moved"),
+    _promised("reorder_size_bytes", "size", "Size of moved experts"),
+    _promised("num_replicas", "count", "Replicas", "Replicas"),
+    _promised("replica_size_bytes", "size", "Size of replicas"),
+    StepFigure("plan_latency_s", "seconds", "Time from schedule to plan", _latency, "Plan took"),
+    StepFigure("duration_s", "seconds", "Time of all phases", _duration, "Phases took"),
+    _largest("plan_wait_s", "seconds", "Longest wait of a rank for the plan", "Waited"),
+    _largest("reorder_s", "seconds", "Longest reorder of a rank"),
+    _largest("replica_wait_s", "seconds", "Longest wait of a rank for replicas"),
+    _largest("num_fallbacks", "count", "Ranks that kept the previous placement", "Fell back"),
+    StepFigure("num_otherwise", "count", "Cells routed otherwise than planned", _num_otherwise),
 )
+"""Speed-up is imbalance without balancing over imbalance: it counts tokens, not seconds."""
 
 
 class _Point(BaseModel):
+    """One step of a job; what is not known is null.
+
+    Imbalance is slowest rank over mean rank: 1 is ideal. Speed-up is imbalance without balancing over imbalance.
+    """
+
     model_config = ConfigDict(frozen=True)
 
     step: int
@@ -217,13 +157,13 @@ class _Point(BaseModel):
 
 _FIGURE_TYPES: dict[Kind, Any] = {"count": int | None, "size": int | None}
 _MEMBERS: dict[str, Any] = {
-    figure.name: (_FIGURE_TYPES.get(figure.kind, float | None), Field(description=figure.description))
+    figure.name: (_FIGURE_TYPES.get(figure.kind, float | None), Field(description=f"{figure.title}."))
     for figure in STEP_FIGURES
 }
 _HistoryPoint = create_model(
     "HistoryPoint",
     __base__=_Point,
-    __doc__="One step of a job. Imbalance is slowest rank over mean rank: 1 is ideal. What is not known is null.",
+    __doc__=_Point.__doc__,
     **_MEMBERS,
 )
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from relibra.status.health import duration
+from relibra.status.health import write_duration
 from relibra.status.views import fields_of
 from relibra.store import Expired, ExpiryCause, StepSummary
 
@@ -29,11 +29,11 @@ class StepView(StepSummary):
     @property
     def expiry(self) -> str | None:
         """When and why the full data expired, and how many steps are kept in full; None while it is kept."""
-        return None if self.expired is None else _expiry(self.expired, self.num_kept_steps)
+        return None if self.expired is None else _explain_expiry(self.expired, self.num_kept_steps)
 
 
-def _expiry(expired: Expired, num_kept_steps: int) -> str:
+def _explain_expiry(expired: Expired, num_kept_steps: int) -> str:
     return (
-        f"full data expired after {duration(expired.age_s)}, because {_WHY[expired.cause]}; only this summary remains, "
-        f"and {num_kept_steps} steps are kept in full"
+        f"full data expired after {write_duration(expired.age_s)}, because {_WHY[expired.cause]}; only this summary "
+        f"remains, and {num_kept_steps} steps are kept in full"
     )

@@ -52,7 +52,7 @@ def view(shown: Any, name: str = "") -> Any:
         return shown
     if origin is np.ndarray:
         return _array(shown, name)
-    parts = tuple(view(each, name) for each in get_args(shown))
+    parts = tuple(view(part, name) for part in get_args(shown))
     return functools.reduce(operator.or_, parts) if origin in (Union, types.UnionType) else origin[parts]
 
 
