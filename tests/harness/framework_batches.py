@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from harness.engine_payloads import all_layers, routes
-from relibra.integrations import TrainerLayout
 from relibra.routing import ModelLayers
 from relibra.routing.token_layout import ParallelLayout
+from relibra.steps import TrainerLayout
 
 LAYERS = ModelLayers(num_experts=8, top_k=2, is_moe=(False, True, True))
 RANKS = ParallelLayout(data=2, context=2, tensor=2, expert=4)
@@ -174,8 +174,8 @@ def skyrl_batches(data_rank: int, *, is_packed: bool = True) -> list[dict[str, A
 
 def trained_counts(batch: Any, data_rank: int, trainer: TrainerLayout, num_micro_batches: int = 2) -> NDArray[np.int64]:
     """Return the counts of a batch's parts, by (row, source rank)."""
-    from relibra.integrations.rank_parts import rank_parts
     from relibra.routing import count_sequences
+    from relibra.steps.rank_parts import rank_parts
 
     trace = rank_parts(batch, data_rank, trainer)
     schedule = trace.schedule

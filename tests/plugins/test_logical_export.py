@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from relibra.errors import RelibraError, Unsupported
-from relibra.integrations.export import logical
-from relibra.plugins.logical_export import exporting, logical_export
+from relibra.plugins.logical_export import exporting, logical, logical_export
 from relibra.plugins.slime.framework import MILES, SLIME
 from relibra.routing import ModelLayers
 

@@ -14,10 +14,10 @@ from nemo_rl.models.megatron import router_replay
 
 from harness.nemo_rl import workers
 from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
-from relibra.integrations.nemo_rl import rank_batch, trainer_layout
-from relibra.integrations.rank_parts import count_rank
+from relibra.plugins.nemo_rl.batch import rank_batch, trainer_layout
 from relibra.routing import ModelLayers
 from relibra.routing.token_layout import ParallelLayout
+from relibra.steps.rank_parts import count_rank
 
 LAYERS = ModelLayers.uniform(num_layers=NUM_LAYERS, num_experts=NUM_EXPERTS, top_k=TOP_K)
 

@@ -14,14 +14,15 @@ import pytest
 
 from harness import frameworks
 from harness.services import MODEL, Service, eventually
-from relibra.integrations import report_rank, slime, submit_step
 from relibra.planning import Cluster, CostModel, PlanParams
+from relibra.plugins.slime import batch as slime
 from relibra.plugins.slime.framework import MILES, SLIME
 from relibra.plugins.slime.rollout_packing import PackingJob, RolloutPacking, install, tell
 from relibra.plugins.slime.rollout_schedule import RolloutSchedule
 from relibra.rollout import RolloutReporter
 from relibra.routing import ModelLayers
 from relibra.routing.token_layout import ParallelLayout
+from relibra.steps import report_rank, submit_step
 from relibra.wire.client import PlannerClient
 from relibra.wire.credentials import Credentials
 

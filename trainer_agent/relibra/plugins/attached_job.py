@@ -10,7 +10,6 @@ from torch import nn
 
 from relibra.agent import Agent, AgentConfig, attach, shared_attempt
 from relibra.agent.plans.plan_source import PlanSource
-from relibra.integrations import TrainerLayout
 from relibra.planning import Model
 from relibra.plugins import embedded
 from relibra.plugins.dispatch_price import priced
@@ -21,6 +20,7 @@ from relibra.plugins.settings import PluginSettings
 from relibra.plugins.slots import least_free_bytes, slots_that_fit
 from relibra.routing import ModelLayers
 from relibra.routing.token_layout import ParallelLayout
+from relibra.steps import TrainerLayout
 
 log = logging.getLogger(__name__)
 

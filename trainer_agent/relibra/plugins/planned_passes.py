@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from relibra.agent.plans.trouble import Trouble
 from relibra.errors import RelibraError, StaleEpoch, UnknownJob
-from relibra.integrations import RankBatch, RankSchedule, TrainerLayout, report_rank, submit_forecast, submit_step
 from relibra.planning import Cluster, Model, PlanParams
 from relibra.plugins.settings import PluginSettings
 from relibra.rollout import RolloutReporter
+from relibra.steps import RankBatch, RankSchedule, TrainerLayout, report_rank, submit_forecast, submit_step
 from relibra.wire.client import PlannerClient
 
 _AGAIN_S = 60.0

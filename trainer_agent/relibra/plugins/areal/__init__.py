@@ -1,4 +1,7 @@
-"""The plug-in for AReaL: `balanced(PPOTrainer)` in place of `PPOTrainer`, and nothing is patched.
+"""The plug-in for AReaL: `balanced(PPOTrainer)` in place of `PPOTrainer`.
+
+No file of AReaL changes. The trainer and the actor's engine are subclasses of AReaL's. megatron's
+`get_forward_backward_func` is wrapped in the module of the engine during a pass.
 
     points     the attributes of AReaL that the plug-in relies on, checked at start
     trainer    AReaL's trainer, with an actor that balances

@@ -9,7 +9,6 @@ from areal.engine import megatron_engine
 from relibra.agent import Phase, StepOutcome
 from relibra.agent.plans.plan_source import PlanSource
 from relibra.errors import Unsupported
-from relibra.integrations.areal import trainer_layout
 from relibra.plugins.areal import points
 from relibra.plugins.areal.recovery import StateByExpert
 from relibra.plugins.attached_job import AttachedJob, attach_job
@@ -18,7 +17,10 @@ from relibra.plugins.points import check_points
 from relibra.plugins.routed_counts import RoutedCounts
 from relibra.plugins.schedules import telling_micro_batches
 from relibra.plugins.settings import PluginSettings
+from relibra.routing.filler import FILLER_RULES
 from relibra.routing.model_config import layers_of_config
+from relibra.routing.token_layout import ParallelLayout, TokenPacking
+from relibra.steps import TrainerLayout
 
 check_points(megatron_engine, points.ENGINE, version=points.VERSION, without=points.OFF)
 
@@ -143,3 +145,8 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
 
     def _at_original_places(self) -> AbstractContextManager[None]:
         return nullcontext() if self._job is None else self._job.agent.at_original_places()
+
+
+def trainer_layout(ranks: ParallelLayout) -> TrainerLayout:
+    """Return how AReaL assigns tokens to ranks; the router chooses the experts of all tokens."""
+    return TrainerLayout(ranks=ranks, packing=TokenPacking.verl(ranks), filler_rule=FILLER_RULES["verl"])

@@ -1,8 +1,12 @@
-"""The plug-in for ms-swift: `--external_plugins $(python -m relibra.integrations.ms_swift)`, and nothing is patched.
+"""The plug-in for ms-swift: `--external_plugins $(python -m relibra.integrations.ms_swift)`.
+
+No file of ms-swift changes. `swift.megatron.trainers.MegatronGRPOTrainer` is replaced by a subclass of itself. In it,
+`export_weights` and `save_weights` of the bridge are wrapped.
 
     external        the file that ms-swift imports, in a folder of its own
     installation    has ms-swift's pipeline create the trainer of this plug-in
     points          the attributes of ms-swift that the plug-in relies on, checked at start
+    batch           what a rank trains on, in the form of `relibra.steps`
     trainer         ms-swift's Megatron trainer of GRPO with an agent inside
 
 Written against ms-swift 4.6.0 with mcore-bridge 1.6.5.

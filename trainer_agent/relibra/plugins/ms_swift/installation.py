@@ -2,8 +2,6 @@
 
 import logging
 import sys
-from importlib import import_module
-from typing import Any
 
 from relibra.errors import Unsupported
 
@@ -31,6 +29,9 @@ def install() -> None:
             "relibra balances no job of ms-swift under Ray, because its workers have no trainer; leave out --use_ray, "
             "or remove relibra from --external_plugins"
         )
-    trainers: Any = import_module(f"{_MEGATRON}.trainers")
-    trainers.MegatronGRPOTrainer = import_module("relibra.plugins.ms_swift.trainer").BalancedGRPOTrainer
+    from swift.megatron import trainers
+
+    from relibra.plugins.ms_swift.trainer import BalancedGRPOTrainer
+
+    trainers.MegatronGRPOTrainer = BalancedGRPOTrainer
     log.warning("relibra: jobs with --rlhf_type grpo are balanced in this process; others train as without relibra")

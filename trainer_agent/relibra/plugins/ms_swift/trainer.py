@@ -13,9 +13,9 @@ from swift.megatron.trainers import grpo_trainer
 from relibra.agent import Agent, Phase, StepOutcome
 from relibra.agent.plans.plan_source import PlanSource
 from relibra.errors import InvalidInput, Unsupported
-from relibra.integrations.ms_swift import rank_batch, routings, trainer_layout
 from relibra.plugins.attached_job import attach_job
 from relibra.plugins.ms_swift import points
+from relibra.plugins.ms_swift.batch import rank_batch, routings, trainer_layout
 from relibra.plugins.planned_passes import PlannedPasses
 from relibra.plugins.points import check_points
 from relibra.plugins.settings import PluginSettings, job_name

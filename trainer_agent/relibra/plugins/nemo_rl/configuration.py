@@ -7,10 +7,10 @@ from megatron.core.utils import get_model_config
 from nemo_rl.models.megatron import data, router_replay
 
 from relibra.errors import InvalidInput, Unsupported
-from relibra.integrations import RankBatch
-from relibra.integrations.nemo_rl import rank_batch, trainer_layout
 from relibra.plugins.nemo_rl import points
+from relibra.plugins.nemo_rl.batch import rank_batch, trainer_layout
 from relibra.routing import ModelLayers
+from relibra.steps import RankBatch
 
 points.check(data, router_replay)
 

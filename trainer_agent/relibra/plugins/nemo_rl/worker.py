@@ -20,13 +20,13 @@ from relibra.agent import Phase, StepOutcome
 from relibra.agent.homes.snapshot import Snapshot
 from relibra.agent.plans.plan_source import PlanSource
 from relibra.errors import Unsupported
-from relibra.integrations import RankBatch
 from relibra.plugins.attached_job import AttachedJob, attach_job
 from relibra.plugins.logical_export import logical_export
 from relibra.plugins.nemo_rl import points
 from relibra.plugins.nemo_rl.configuration import Packing, check_settings
 from relibra.plugins.schedules import telling_micro_batches
 from relibra.plugins.settings import PluginSettings
+from relibra.steps import RankBatch
 
 log = logging.getLogger(__name__)
 

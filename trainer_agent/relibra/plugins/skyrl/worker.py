@@ -12,12 +12,12 @@ from skyrl.backends.skyrl_train.workers.megatron import megatron_model_wrapper, 
 from relibra.agent import Phase, StepOutcome
 from relibra.agent.plans.plan_source import PlanSource
 from relibra.errors import InvalidInput, Unsupported
-from relibra.integrations.skyrl import rank_batch, trainer_layout
 from relibra.plugins.attached_job import AttachedJob, attach_job
 from relibra.plugins.points import check_points
 from relibra.plugins.schedules import telling_micro_batches
 from relibra.plugins.settings import PluginSettings
 from relibra.plugins.skyrl import points
+from relibra.plugins.skyrl.batch import rank_batch, trainer_layout
 from relibra.routing.model_config import layers_of_config
 
 log = logging.getLogger(__name__)

@@ -1,6 +1,13 @@
-"""The plug-in for slime and its fork miles: `--custom-megatron-init-path relibra.integrations.slime.init`, no patches.
+"""The plug-in for slime and its fork miles: `--custom-megatron-init-path relibra.integrations.slime.init`.
+
+No file of a framework changes. These functions of its modules are wrapped in the training process:
+`initialize_model_and_optimizer`, `get_data_iterator`, `forward_only`, `train`, `TensorBackuper.create`,
+`get_forward_backward_func` and the one that saves weights of Hugging Face. `weight_updater` and `rollout_manager` of
+the actor become properties. With `pack`, the function that splits a rollout, and `build_dp_schedule`, are wrapped in
+the rollout manager.
 
     framework      what the plug-in relies on in slime and in miles, and what it refuses, by name
+    batch          what a rank trains on, in the form of `relibra.steps`
     training       the training process: an attached agent, planned passes, right names of weights
     rollout_schedule, rollout_packing
                    which micro-batch and rank each sample gets, chosen in the rollout manager

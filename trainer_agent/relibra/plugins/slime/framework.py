@@ -6,10 +6,11 @@ from functools import partial
 from typing import Any
 
 from relibra.errors import InvalidInput, Unsupported
-from relibra.integrations import RankBatch, TrainerLayout, miles, slime
 from relibra.plugins.points import Points
-from relibra.routing import ModelLayers
+from relibra.plugins.slime.batch import rank_batch, trainer_layout, with_micro_batches
+from relibra.routing import FILLER_RULES, FillerRule, ModelLayers
 from relibra.routing.token_layout import ParallelLayout
+from relibra.steps import RankBatch, TrainerLayout
 
 Batches = Callable[[int], RankBatch]
 """Returns the batch of a training step of the rollout, by its index."""
@@ -61,12 +62,18 @@ class Framework:
     """Returns the method with names changed."""
     refusals: Callable[[Any], Iterable[str]]
     """Returns options in `args` with which relibra cannot plan passes or export weights, each with its alternative."""
-    trainer_layout: Callable[[Any, ParallelLayout], TrainerLayout]
+    filler_rule: FillerRule
     batches: Callable[[ModelLayers, Mapping[str, Any], Sequence[Any], Sequence[int]], Batches]
     """Takes the layers, `rollout_data`, the data iterators and `num_microbatches`."""
     splitting: str
     """The function that splits a rollout among data-parallel ranks: a method of the rollout manager, or
     module:function."""
+
+    def trainer_layout(self, args: Any, ranks: ParallelLayout) -> TrainerLayout:
+        """Return how the framework assigns tokens to ranks."""
+        return trainer_layout(
+            ranks, args.data_pad_size_multiplier, allgather_cp=args.allgather_cp, filler_rule=self.filler_rule
+        )
 
     def check(self, args: Any) -> None:
         """Check the options of a job.
@@ -155,15 +162,15 @@ def _refused_in_miles(args: Any) -> Iterable[str]:
 def _batches_of_slime(
     layers: ModelLayers, rollout_data: Mapping[str, Any], iterators: Sequence[Any], num_microbatches: Sequence[int]
 ) -> Batches:
-    kept = {each: rollout_data[each] for each in ("tokens", "rollout_routed_experts", "micro_batch_indices")}
-    return partial(slime.rank_batch, kept | {"num_microbatches": num_microbatches}, layers)
+    kept = {key: rollout_data[key] for key in ("tokens", "rollout_routed_experts", "micro_batch_indices")}
+    return partial(rank_batch, kept | {"num_microbatches": num_microbatches}, layers)
 
 
 def _batches_of_miles(
     layers: ModelLayers, rollout_data: Mapping[str, Any], iterators: Sequence[Any], num_microbatches: Sequence[int]
 ) -> Batches:
-    kept = {each: rollout_data[each] for each in ("tokens", "rollout_routed_experts")}
-    return partial(miles.rank_batch, kept, iterators[0], num_microbatches, layers)
+    kept = {key: rollout_data[key] for key in ("tokens", "rollout_routed_experts")}
+    return partial(rank_batch, with_micro_batches(kept, iterators[0], num_microbatches), layers)
 
 
 SLIME = Framework(
@@ -179,9 +186,7 @@ SLIME = Framework(
     sending="_iter_expert_chunks",
     renaming=_chunks_renamed,
     refusals=lambda _: (),
-    trainer_layout=lambda args, ranks: slime.trainer_layout(
-        ranks, args.data_pad_size_multiplier, allgather_cp=args.allgather_cp
-    ),
+    filler_rule=FILLER_RULES["slime"],
     batches=_batches_of_slime,
     splitting="_split_train_data_by_dp",
 )
@@ -205,9 +210,7 @@ MILES = Framework(
     sending="_update_expert_bucket_weights",
     renaming=_buckets_renamed,
     refusals=_refused_in_miles,
-    trainer_layout=lambda args, ranks: miles.trainer_layout(
-        ranks, args.data_pad_size_multiplier, allgather_cp=args.allgather_cp
-    ),
+    filler_rule=FILLER_RULES["miles"],
     batches=_batches_of_miles,
     splitting="miles.ray.rollout.train_data_conversion:split_train_data_by_dp_scheduled_raw",
 )

@@ -14,11 +14,11 @@ from typing import Any
 
 from relibra.agent.plans.trouble import Trouble
 from relibra.errors import InvalidInput, RelibraError
-from relibra.integrations.packing import Dealt, PackableStep, pack_step
 from relibra.plugins.slime.rollout_schedule import RolloutSchedule
 from relibra.rollout import RolloutReporter
 from relibra.routing import ModelLayers
 from relibra.routing.token_layout import ParallelLayout
+from relibra.steps.packing import Dealt, PackableStep, pack_step
 from relibra.wire.client import PlannerClient
 from relibra.wire.credentials import Credentials
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from relibra.integrations.packing import Dealt
+from relibra.steps.packing import Dealt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,14 +13,14 @@ import torch.distributed as dist
 from relibra.agent import Agent, Phase
 from relibra.agent.plans.plan_source import PlanSource
 from relibra.errors import Unsupported
-from relibra.integrations import RankBatch
-from relibra.integrations.packing import check_packable
 from relibra.plugins.attached_job import AttachedJob, attach_job
 from relibra.plugins.logical_export import exporting
 from relibra.plugins.settings import PluginSettings, job_name
 from relibra.plugins.slime.framework import Batches, Framework, unplanned_models
 from relibra.plugins.slime.rollout_packing import PackingJob, install, tell
 from relibra.routing import read_model_config
+from relibra.steps import RankBatch
+from relibra.steps.packing import check_packable
 from relibra.wire.credentials import Credentials
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,9 @@
-"""The plug-in for verl: `actor_rollout_ref.model.external_lib=relibra.integrations.verl`, and nothing is patched.
+"""The plug-in for verl: `actor_rollout_ref.model.external_lib=relibra.integrations.verl`.
+
+No file of verl changes. verl's registry hands out the engine of this plug-in. `TrainingWorker.__init__` is wrapped
+until it has run once, and `_balance_batch` of verl's trainers is wrapped in the driver. `prepare_micro_batches` is
+wrapped during a pass. In each engine, the two methods of its checkpoint manager that a bridge writes and loads by are
+wrapped.
 
     registration    registers the engine, in the processes that have verl's engines
     configuration   the section `relibra` of verl's configuration
@@ -7,6 +12,7 @@
     driver          lets relibra deal the batches of a job, in the process of verl's trainers
     dealer          deals a batch as the planner advises
     trained_job     what the driver of a job asks its training processes
+    batch           what a rank trains on, in the form of `relibra.steps`
     driver_batch    the batches of verl's two trainers in one form
     dealing         the data-parallel rank and the mini-batch of every sequence, as verl reads them from an order
 

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from relibra.agent.plans.trouble import Trouble
 from relibra.errors import RelibraError, Unavailable, Unsupported
-from relibra.integrations.packing import Dealt, PackableStep, check_packable, pack_step
 from relibra.planning import Freedom
 from relibra.plugins.verl.dealing import dealt_by_verl, order_of
 from relibra.plugins.verl.driver_batch import DriverBatch, driver_batch
 from relibra.plugins.verl.trained_job import TrainedJob, trained_job
 from relibra.rollout import RolloutReporter
+from relibra.steps.packing import Dealt, PackableStep, check_packable, pack_step
 from relibra.wire.client import PlannerClient
 
 log = logging.getLogger(__name__)

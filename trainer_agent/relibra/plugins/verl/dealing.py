@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
-from relibra.integrations.packing import Dealt
+from relibra.steps.packing import Dealt
 
 
 def dealt_by_verl(num_sequences: int, num_ranks: int, mini_batch_sizes: Sequence[int]) -> list[list[list[int]]]:

@@ -8,11 +8,11 @@ from typing import Any
 from relibra.agent import Agent, Phase
 from relibra.agent.plans.plan_source import PlanSource
 from relibra.errors import InvalidInput, Unsupported
-from relibra.integrations.verl import rank_batch, trainer_layout
 from relibra.plugins.attached_job import attach_job
 from relibra.plugins.logical_export import logical_export
 from relibra.plugins.planned_passes import PlannedPasses
 from relibra.plugins.settings import PluginSettings
+from relibra.plugins.verl.batch import rank_batch, trainer_layout
 from relibra.plugins.verl.configuration import default_job, find_configuration, relibra_section, unplanned_models
 from relibra.plugins.verl.trained_job import TrainingProcess
 from relibra.routing import read_model_config

@@ -3,25 +3,21 @@
 Written against ms-swift 4.6.0 (`swift/rlhf_trainers/utils.py`, `swift/megatron/utils/router_replay_utils.py`). The
 adapter reads `routed_experts` `[B, S, layers, K]` of a micro-batch before its pass over log-probabilities, which leaves
 only the rows of one rank, and `seq_lengths` of its `GRPOBatch` if sequences are packed (`--padding_free`, the default).
-
-`python -m relibra.integrations.ms_swift` prints the file that turns on the plug-in `relibra.plugins.ms_swift`, for
-`--external_plugins`.
 """
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
 
 from relibra.errors import InvalidInput
-from relibra.integrations.rank_batch import RankBatch, TrainerLayout
 from relibra.routing.counts import check_expert_ids
 from relibra.routing.filler import Filler, FillerRule
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.sequence_routing import SequenceRouting, as_integers, check_sample
 from relibra.routing.token_layout import ParallelLayout, TokenPacking
+from relibra.steps.rank_batch import RankBatch, TrainerLayout
 
 # ms-swift fills last tokens and padding with zeros and replays them. megatron-core marks the experts of a token, so a
 # row of zeros is one copy for expert 0 and not K. Leaving the row out is closer to that than counting K copies.
@@ -86,14 +82,3 @@ def _replayed(ids_TXK: Any, layers: ModelLayers) -> SequenceRouting:
         position_T=np.flatnonzero(has_row_T).astype(np.int64),
         num_tokens=len(has_row_T),
     )
-
-
-def main() -> None:
-    """Print the file that turns on the plug-in."""
-    # By name, because nothing else here may need torch, which the plug-in imports.
-    found = find_spec("relibra.plugins.ms_swift.external.relibra_for_ms_swift")
-    print("" if found is None else found.origin)
-
-
-if __name__ == "__main__":
-    main()

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
-from relibra.integrations.rank_batch import RankBatch, TrainerLayout
 from relibra.routing.filler import as_trained, missing_tokens
 from relibra.routing.micro_batches import scheduled_trace
 from relibra.routing.part_counts import PartCounts, count_parts
 from relibra.routing.row_ranges import RowRanges, row_ranges
 from relibra.routing.token_layout import check_dealt, lay_out
 from relibra.routing.trace import RoutingTrace
+from relibra.steps.rank_batch import RankBatch, TrainerLayout
 
 _MAX_THREADS = 8
 """Counting threads of one rank; the ranks of a machine count at the same time."""

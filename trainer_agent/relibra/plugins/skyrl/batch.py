@@ -4,25 +4,21 @@ Written against SkyRL 0.4.0 (`skyrl/backends/skyrl_train/utils/packed_tensor.py`
 `.../workers/megatron/`). The adapter reads `rollout_expert_indices` and `attention_mask` `[B, S]`. The former is a
 `PackedTensor` with `values` `[T, layers, K]` and `cu_seqlens` `[B + 1]`; older versions of SkyRL have a tensor
 `[B, S, layers, K]`.
-
-`trainer.override_entrypoint=relibra.integrations.skyrl` has SkyRL call `main`, which turns on the plug-in
-`relibra.plugins.skyrl`; `balanced` turns it on for an experiment of your own.
 """
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
 
 from relibra.errors import InvalidInput
-from relibra.integrations.rank_batch import RankBatch, TrainerLayout
 from relibra.routing.filler import FILLER_RULES
 from relibra.routing.formats.batch import decode_jagged, decode_padded
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.sequence_routing import SequenceRouting, as_integers
 from relibra.routing.token_layout import ParallelLayout, TokenPacking
+from relibra.steps.rank_batch import RankBatch, TrainerLayout
 
 
 def trainer_layout(ranks: ParallelLayout, remove_microbatch_padding: bool = True) -> TrainerLayout:
@@ -62,19 +58,3 @@ def _routings(batch: Mapping[str, Any], layers: ModelLayers) -> list[SequenceRou
             got=packed_B,
         )
     return decode_jagged(routed.values, routed.cu_seqlens, layers)
-
-
-def main() -> None:
-    """Train as SkyRL's entry point does, with the plug-in; SkyRL calls this with `trainer.override_entrypoint`."""
-    # By name, because nothing else here may need torch, which the plug-in imports.
-    import_module("relibra.plugins.skyrl.entrypoint").main()
-
-
-def balanced(experiment: type[Any]) -> type[Any]:
-    """Return a subclass of an experiment of SkyRL, `BasePPOExp` or your own, whose policy is balanced."""
-    made: type[Any] = import_module("relibra.plugins.skyrl.entrypoint").balanced(experiment)
-    return made
-
-
-if __name__ == "__main__":
-    main()

@@ -16,10 +16,14 @@ from harness.framework_batches import (
 )
 from harness.services import Service
 from relibra.errors import Conflict, InvalidInput, LimitExceeded
-from relibra.integrations import RankBatch, TrainerLayout, nemo_rl, report_rank, skyrl, slime, submit_step, verl
 from relibra.planning import Cluster, Model, StepLoad, check_rank_plan, imbalance
 from relibra.planning.load import home_loads
+from relibra.plugins.nemo_rl import batch as nemo_rl
+from relibra.plugins.skyrl import batch as skyrl
+from relibra.plugins.slime import batch as slime
+from relibra.plugins.verl import batch as verl
 from relibra.rollout import RolloutReporter
+from relibra.steps import RankBatch, TrainerLayout, report_rank, submit_step
 from relibra.wire.client import PlannerClient
 
 pytestmark = pytest.mark.integration

@@ -1,19 +1,15 @@
-"""AReaL: the routing of a `ModelResponse`, which the trainer does not replay, and the plug-in for its trainer.
+"""AReaL: `balanced` turns on the plug-in for its trainer. `response_routing` reads what AReaL does not replay.
 
 Written against AReaL 1.0.4 (`areal/api/io_struct.py`, `areal/infra/remote_inf_engine.py`). The adapter reads
 `routed_experts` `[rows, layers x K]`, `input_tokens` and `output_tokens` of the response.
 """
 
-from importlib import import_module
 from typing import Any
 
 from relibra.errors import InvalidInput
-from relibra.integrations.rank_batch import TrainerLayout
-from relibra.routing.filler import FILLER_RULES
 from relibra.routing.formats import decode
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.sequence_routing import SequenceRouting
-from relibra.routing.token_layout import ParallelLayout, TokenPacking
 
 
 def response_routing(response: Any, layers: ModelLayers) -> SequenceRouting:
@@ -51,13 +47,8 @@ def response_routing(response: Any, layers: ModelLayers) -> SequenceRouting:
     )
 
 
-def trainer_layout(ranks: ParallelLayout) -> TrainerLayout:
-    """Return how AReaL assigns tokens to ranks; the router chooses the experts of all tokens."""
-    return TrainerLayout(ranks=ranks, packing=TokenPacking.verl(ranks), filler_rule=FILLER_RULES["verl"])
-
-
 def balanced(trainer: type[Any]) -> type[Any]:
     """Return a subclass of a trainer of AReaL, `PPOTrainer` or your own, whose actor is balanced: the plug-in."""
-    # By name, because nothing else here may need torch, which the plug-in imports.
-    made: type[Any] = import_module("relibra.plugins.areal.trainer").balanced(trainer)
-    return made
+    from relibra.plugins.areal.trainer import balanced as balanced_trainer
+
+    return balanced_trainer(trainer)

@@ -1,37 +1,23 @@
-"""slime: the data that `RolloutManager._split_train_data_by_dp` returns for a data-parallel rank.
+"""slime and miles: the data of a rollout on a data-parallel rank, and the micro-batches that are formed of it.
 
-Written against THUDM/slime 624b824 (`slime/ray/rollout.py`, `slime/backends/megatron_utils/cp_utils.py`). The adapter
-reads from `rollout_data`: `tokens` and `rollout_routed_experts` with one entry per sample, `micro_batch_indices` with a
-list of samples per micro-batch, and `num_microbatches` with one number per training step.
-
-`--custom-megatron-init-path relibra.integrations.slime.init` turns on the plug-in `relibra.plugins.slime`.
+Written against THUDM/slime 624b824 (`slime/ray/rollout.py`, `slime/backends/megatron_utils/cp_utils.py`) and its fork
+radixark/miles 31f1ca9 (`miles/backends/training_utils/data.py`, `.../replay_data.py`). The adapter reads from
+`rollout_data`: `tokens` and `rollout_routed_experts` with one entry per sample. `micro_batch_indices` has a list of
+samples per micro-batch, and `num_microbatches` a number per training step. slime has both in `rollout_data`; miles has
+`micro_batch_indices` or `micro_batch_size` in a `DataIterator`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from itertools import chain
 from typing import Any
 
 from relibra.errors import InvalidInput
-from relibra.integrations.rank_batch import RankBatch, TrainerLayout
 from relibra.routing.filler import FILLER_RULES, FillerRule
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.sequence_routing import sequence_routing
 from relibra.routing.token_layout import ParallelLayout, TokenPacking
-
-
-def init(args: Any) -> None:
-    """Balance the training of this process. slime calls this on every rank, before it builds the model.
-
-    Args:
-        args: slime's arguments.
-
-    Raises:
-        InvalidInput, Unsupported: see `relibra.plugins.slime`.
-    """
-    # By name, because nothing else here may need torch, which the plug-in imports.
-    import_module("relibra.plugins.slime").install(args, "slime")
+from relibra.steps.rank_batch import RankBatch, TrainerLayout
 
 
 def trainer_layout(
@@ -80,3 +66,20 @@ def rank_batch(rollout_data: Mapping[str, Any], layers: ModelLayers, training_st
         ],
         micro_batches=[[place[sample] for sample in of_micro_batch] for of_micro_batch in of_step],
     )
+
+
+def with_micro_batches(
+    rollout_data: Mapping[str, Any], iterator: Any, num_microbatches: Sequence[int]
+) -> Mapping[str, Any]:
+    """Return the data of a rollout in miles as slime has it.
+
+    Args:
+        rollout_data: the data of this rank.
+        iterator: its `DataIterator`.
+        num_microbatches: the micro-batches of each training step.
+    """
+    indices = iterator.micro_batch_indices
+    if indices is None:
+        size = iterator.micro_batch_size
+        indices = [range(first * size, (first + 1) * size) for first in range(sum(num_microbatches))]
+    return {**rollout_data, "micro_batch_indices": indices, "num_microbatches": num_microbatches}

@@ -14,7 +14,7 @@ from harness.framework_batches import (
     with_last,
 )
 from relibra.errors import InvalidInput
-from relibra.integrations.verl import rank_batch, trainer_layout
+from relibra.plugins.verl.batch import rank_batch, trainer_layout
 from relibra.routing import as_trained
 
 INDICES = ([[2], [0, 3, 1]], [[1, 0], [3, 2]])

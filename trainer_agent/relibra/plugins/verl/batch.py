@@ -3,25 +3,21 @@
 Written against verl-project/verl 1dda039 (`verl/workers/engine/megatron/transformer_impl.py`,
 `verl/workers/engine/utils.py`). The adapter reads `input_ids` and `routed_experts` of `data`, jagged tensors with one
 sequence per sample, and `response_mask` if it is there.
-
-Inside verl, which imports this module as its `external_lib`, the import turns on the plug-in `relibra.plugins.verl`.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from relibra.errors import InvalidInput
-from relibra.integrations.rank_batch import RankBatch, TrainerLayout
 from relibra.routing.filler import FILLER_RULES, Filler, as_trained
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.sequence_routing import SequenceRouting, as_integers, sequence_routing
 from relibra.routing.token_layout import ParallelLayout, TokenPacking
+from relibra.steps.rank_batch import RankBatch, TrainerLayout
 
 _RULES = {
     # A sample without response tokens replays nothing: all its tokens are left to the router.
@@ -119,8 +115,3 @@ def _recorded(rows_TXK: Any, layers: ModelLayers, num_tokens: int, field: str) -
         position_T=np.arange(num_tokens, dtype=np.int64),
         num_tokens=num_tokens,
     )
-
-
-if "verl.workers" in sys.modules:  # verl itself imports this module; everybody else only wants the adapter
-    # By name, because nothing else here may need torch, which the plug-in imports.
-    import_module("relibra.plugins.verl").install()

@@ -12,7 +12,7 @@ from harness.framework_batches import (
     with_last,
 )
 from relibra.errors import InvalidInput
-from relibra.integrations.skyrl import rank_batch, trainer_layout
+from relibra.plugins.skyrl.batch import rank_batch, trainer_layout
 
 
 def rows_of(data_rank: int) -> list[np.ndarray]:

@@ -14,7 +14,7 @@ from harness.framework_batches import (
     with_last,
 )
 from relibra.errors import InvalidInput
-from relibra.integrations.nemo_rl import rank_batch, trainer_layout
+from relibra.plugins.nemo_rl.batch import rank_batch, trainer_layout
 
 
 def test_what_is_planned_is_what_nemo_rl_replays() -> None:

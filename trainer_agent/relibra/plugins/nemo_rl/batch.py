@@ -3,23 +3,20 @@
 Written against NVIDIA-NeMo/RL 7ea279a (`nemo_rl/distributed/batched_data_dict.py`, `nemo_rl/models/megatron/data.py`).
 The adapter reads `routed_experts` `[B, S, layers, K]` and `input_lengths` `[B]` of the batch, and the attributes
 `micro_batch_indices` and `micro_batch_lengths`, which hold one list for its one global batch.
-
-`Worker` is NeMo-RL's policy worker with an agent inside, the plug-in `relibra.plugins.nemo_rl`. It needs NeMo-RL.
 """
 
 from dataclasses import replace
-from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from relibra.errors import InvalidInput
-from relibra.integrations.rank_batch import RankBatch, TrainerLayout
 from relibra.routing.filler import FILLER_RULES, Filler
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.sequence_routing import SequenceRouting, as_integers
 from relibra.routing.token_layout import ParallelLayout, TokenPacking
+from relibra.steps.rank_batch import RankBatch, TrainerLayout
 
 # The batch has a row for every token: for the last one experts 0 to K - 1, or -1, which leaves it to the router.
 _RULE = replace(FILLER_RULES["nemo-rl"], last_token=Filler.NATIVE)
@@ -134,11 +131,3 @@ def _spans(batch: Any, num_sequences: int, micro_batch_size: int | None) -> list
             "train_micro_batch_size", expected=f"a divisor of the {num_sequences} sequences", got=micro_batch_size
         )
     return list(pairwise(range(0, num_sequences + 1, micro_batch_size)))
-
-
-def __getattr__(name: str) -> Any:
-    """Return `Worker`, which only processes with NeMo-RL can import."""
-    if name != "Worker":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # By name, because nothing else here may need torch, which the plug-in imports.
-    return import_module("relibra.plugins.nemo_rl.worker").Worker

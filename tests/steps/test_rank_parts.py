@@ -3,10 +3,10 @@ import pytest
 
 from harness.framework_batches import LAYERS, RANKS, slime_rollout_data
 from relibra.errors import InvalidInput
-from relibra.integrations.rank_batch import RankBatch
-from relibra.integrations.rank_parts import count_rank, rank_parts
-from relibra.integrations.slime import rank_batch, trainer_layout
+from relibra.plugins.slime.batch import rank_batch, trainer_layout
 from relibra.routing import count_sequences
+from relibra.steps.rank_batch import RankBatch
+from relibra.steps.rank_parts import count_rank, rank_parts
 
 TRAINER = trainer_layout(RANKS, data_pad_size_multiplier=4)
 

@@ -9,13 +9,13 @@ import pytest
 
 from harness.services import CLUSTER, MODEL, PARAMS, Service, routed_experts
 from relibra.errors import NotReady
-from relibra.integrations import submit_forecast
 from relibra.planning import Plan, Schedule, StepLoad, check_plan, check_rank_plan, imbalance
 from relibra.planning.expected.loads import realised_loads
 from relibra.planning.load import home_loads
 from relibra.planning.plan import Basis
 from relibra.planning.plan_file import plan_from_bytes, plan_to_bytes
 from relibra.rollout import RolloutReporter
+from relibra.steps import submit_forecast
 from relibra.store import Store
 from relibra.wire.client import PlannerClient
 

@@ -18,7 +18,7 @@ from harness.framework_batches import (
     with_last,
 )
 from relibra.errors import InvalidInput
-from relibra.integrations.ms_swift import rank_batch, routings, trainer_layout
+from relibra.plugins.ms_swift.batch import rank_batch, routings, trainer_layout
 
 MICRO_BATCHES = ([0, 2], [1, 3])
 

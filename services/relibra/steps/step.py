@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from relibra.errors import InvalidInput
-from relibra.integrations.rank_batch import RankBatch, TrainerLayout
-from relibra.integrations.rank_parts import count_rank
 from relibra.planning import Schedule
 from relibra.planning.plan import Basis
 from relibra.rollout import RolloutReporter
+from relibra.steps.rank_batch import RankBatch, TrainerLayout
+from relibra.steps.rank_parts import count_rank
 from relibra.wire.client import PlannerClient
 
 

@@ -6,7 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relibra.errors import InvalidInput, Unsupported
-from relibra.integrations.packing import (
+from relibra.planning import Cluster, Schedule
+from relibra.routing import ModelLayers
+from relibra.routing.token_layout import ParallelLayout
+from relibra.steps.packing import (
     MAX_IDS,
     PackableStep,
     as_dealt,
@@ -15,9 +18,6 @@ from relibra.integrations.packing import (
     sampling_interval,
     untrainable,
 )
-from relibra.planning import Cluster, Schedule
-from relibra.routing import ModelLayers
-from relibra.routing.token_layout import ParallelLayout
 
 LAYERS = ModelLayers.uniform(num_layers=2, num_experts=8, top_k=2)
 LAYOUTS = [

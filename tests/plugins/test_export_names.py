@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from relibra.errors import InvalidInput, Unsupported
-from relibra.integrations.export import logical
+from relibra.plugins.logical_export import logical
 from relibra.routing import ModelLayers
 
 LAYERS = ModelLayers(num_experts=4, top_k=2, is_moe=(False, True, True), num_mtp_layers=1)

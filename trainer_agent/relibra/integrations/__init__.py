@@ -1,0 +1,12 @@
+"""The names that users write: in the configuration of an RL framework, or in a training loop of their own.
+
+    verl, slime, miles, skyrl, areal, ms_swift, nemo_rl    turn on the plug-in for a framework
+    export                                                  weights that leave under the names of logical experts
+    tracking, tracked_runs                                  a job's figures in its own run of W&B, MLflow or TensorBoard
+
+A module imports its framework only when the framework calls it, or when nothing but the framework imports the module.
+"""
+
+from relibra.steps import RankBatch, RankSchedule, TrainerLayout, report_rank, submit_forecast, submit_step
+
+__all__ = ["RankBatch", "RankSchedule", "TrainerLayout", "report_rank", "submit_forecast", "submit_step"]
