@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from harness.framework_runs import NUM_EXPORTED, ROUNDING, relative
+from harness.trained import NUM_EXPORTED, ROUNDING, relative
 
 
 def test_every_pass_is_planned_in_actors_of_ray(skyrl_under_ray: Any) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from harness.framework_runs import ROUNDING, relative
+from harness.trained import ROUNDING, relative
 
 NUM_SENT = 87
 """The tensors of the small GPT as slime names them."""

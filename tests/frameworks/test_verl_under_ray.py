@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from harness.framework_runs import relative
+from harness.trained import relative
 
 OF_BFLOAT16 = 1e-2
 SETTINGS = ("Verl-under-Ray", 1)

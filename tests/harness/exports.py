@@ -1,14 +1,14 @@
 """What a framework exports with a plug-in, beside exports by place and exports for which experts move back."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import torch
 
-from harness.trained import Result, unequal
+from harness.trained import unequal
 from relibra.agent import Agent
 from relibra.agent.homes.homes import Homes
 from relibra.agent.homes.snapshot import Snapshot
@@ -17,27 +17,33 @@ from relibra.plugins import logical_export
 Exported = dict[str, torch.Tensor]
 
 
-def compared(export: Callable[[], Exported]) -> Result:
-    """Export after a reorder in three ways, collective over all ranks.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """An export of a plug-in after a reorder, beside the same export in two other ways."""
 
-    Returns:
-        The names of tensors that differ from those of the plug-in, by way; bytes that this rank sent to move experts,
-        and seconds.
-    """
+    moved: list[str]
+    """The names of tensors that differ if experts move to their original places and back."""
+    by_place: list[str]
+    """The names of tensors that differ if experts keep the names of their places."""
+    sent_bytes: int
+    """What this rank sent to move experts."""
+    sent_bytes_if_moved: int
+
+
+def compared(export: Callable[[], Exported]) -> Compared:
+    """Export after a reorder in three ways, collective over all ranks."""
     with _counting_sent_bytes() as sent:
-        exported, seconds = _timed(export)
+        exported = export()
     with _counting_sent_bytes() as sent_if_moved, mock.patch.object(Agent, "copying", _moving_back):
-        moved, seconds_if_moved = _timed(export)
+        moved = export()
     with by_place():
         permuted = export()
-    return {
-        "moved": unequal(moved, exported),
-        "by_place": unequal(permuted, exported),
-        "sent_bytes": sum(sent),
-        "sent_bytes_if_moved": sum(sent_if_moved),
-        "seconds": seconds,
-        "seconds_if_moved": seconds_if_moved,
-    }
+    return Compared(
+        moved=unequal(moved, exported),
+        by_place=unequal(permuted, exported),
+        sent_bytes=sum(sent),
+        sent_bytes_if_moved=sum(sent_if_moved),
+    )
 
 
 def by_place() -> AbstractContextManager[Any]:
@@ -64,8 +70,3 @@ def _counting_sent_bytes() -> Iterator[list[int]]:
 
     with mock.patch.object(Homes, "_move", counted):
         yield sent
-
-
-def _timed(export: Callable[[], Exported]) -> tuple[Exported, float]:
-    began = time.perf_counter()
-    return export(), time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""Ranks that run the scenarios of a framework one after the other, and write what they measured."""
+"""Ranks that run the scenarios of a framework one after the other, and write which of them failed."""
 
 import json
 import logging
@@ -9,22 +9,20 @@ import warnings
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-TIMEOUT_S = 60.0
+from harness.plugin_contract import Rank, Scenario
 
-Scenario = Callable[[int, Path, str], dict[str, Any]]
-"""Takes the rank, the folder and the address of a planner."""
+TIMEOUT_S = 60.0
 
 
 def run(prepare: Callable[[Path], None], scenarios: Mapping[str, Scenario], *, num_ranks: int = 2) -> None:
     """Run all scenarios on gloo ranks, with the folder and the planner that the command line names.
 
-    Rank r of n writes its results to `FOLDER/<n> ranks/rank<r>.json`.
+    Rank r of n writes to `FOLDER/<n> ranks/rank<r>.json` an object with `error`, if it failed, for each scenario.
 
     Args:
         prepare: writes what all scenarios share, before the ranks start.
@@ -49,14 +47,17 @@ def _run_rank(rank: int, num_ranks: int, folder: Path, planner: str, scenarios: 
         world_size=num_ranks,
         timeout=timedelta(seconds=TIMEOUT_S),
     )
-    results: dict[str, Any] = {}
+    results: dict[str, dict[str, str]] = {}
     for name, scenario in scenarios.items():
+        results[name] = {}
+        is_in_step = True
         try:
-            results[name] = scenario(rank, folder, planner)
-        except Exception:
+            scenario(Rank(number=rank, folder=folder, planner=planner))
+        except Exception as error:
             results[name] = {"error": traceback.format_exc()}
+            is_in_step = isinstance(error, AssertionError)  # which comes after what ranks do together
         Path(folder, f"rank{rank}.json").write_text(json.dumps(results))
-        if "error" in results[name]:
+        if not is_in_step:
             os._exit(1)
     dist.barrier()
     os._exit(0)  # threads of agents whose planner is away need not be waited for

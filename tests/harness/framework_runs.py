@@ -5,20 +5,16 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness import child_process
-from harness.differences import largest
 from harness.services import Service
 
 DEADLINE_S = 600.0
-NUM_EXPORTED = 69
-"""The tensors of the tiny Qwen3-MoE as Hugging Face names them."""
-ROUNDING = 1e-5
-"""Replicas and reorders change the order of additions and nothing else."""
 
 
 class FrameworkRun:
@@ -35,6 +31,11 @@ class FrameworkRun:
             for world in folder.glob("* ranks")
         ]
         self.log = log
+
+    def check(self, scenario: str, scenarios: Sequence[str]) -> None:
+        """Check that no rank failed in a scenario, and that the run has these scenarios and no others."""
+        self.of(scenario)
+        assert {name for by_rank in self._by_world for results in by_rank for name in results} <= set(scenarios)
 
     def of(self, scenario: str) -> list[dict[str, Any]]:
         """Return one result per rank. The test fails if a rank raised or did not reach the scenario."""
@@ -77,28 +78,3 @@ def run(python: str, module: str, folder: Path, planner: Service, *sources: Path
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     return FrameworkRun(folder, log.read_text())
-
-
-def check_equal(difference: dict[str, Any]) -> None:
-    """Check that a rank computed and exported the same as the framework alone (`Trained.differences`)."""
-    assert difference["numbers"] < ROUNDING
-    assert difference["outputs"] < ROUNDING
-    assert difference["exports"] == [[]] * len(difference["exports"])
-    assert difference["exports"]
-
-
-def check_nothing_moves(compared: dict[str, Any]) -> None:
-    """Check that experts stay where they are for an export, which is bit by bit that from original places.
-
-    Args:
-        compared: what `harness.exports.compared` returned.
-    """
-    assert compared["moved"] == []
-    assert compared["by_place"], "experts have not moved, or the comparison does not see it"
-    assert all(".experts." in name for name in compared["by_place"])
-    assert compared["sent_bytes"] == 0 < compared["sent_bytes_if_moved"]
-
-
-def relative(got: list[float], expected: list[float]) -> float:
-    """Return the largest relative difference."""
-    return largest(abs(a - b) / abs(b) for a, b in zip(got, expected, strict=True))

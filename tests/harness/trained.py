@@ -1,5 +1,7 @@
 """What a framework computes over several steps, and how it differs from what it computes with a plug-in."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -7,9 +9,23 @@ import torch
 from harness.differences import largest
 
 Result = dict[str, Any]
+NUM_EXPORTED = 69
+"""The tensors of the tiny Qwen3-MoE as Hugging Face names them."""
+ROUNDING = 1e-5
+"""Replicas and reorders change the order of additions and nothing else."""
 
 ADAM_EPS = 1e-4
 """With a gradient close to 0, Adam's own 1e-8 would make a full step in the direction of its rounding error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differences:
+    """The largest relative difference of numbers and the largest one of outputs, None where a rank computes none."""
+
+    numbers: float | None
+    outputs: float | None
+    exports: list[list[str]]
+    """The names of the weights that differ by more than rounding, for each export."""
 
 
 class Trained:
@@ -17,39 +33,24 @@ class Trained:
 
     def __init__(self) -> None:
         self.numbers: list[tuple[float, ...]] = []
+        """The loss and the norm of the gradients of every update."""
         self.outputs: list[torch.Tensor] = []
         """Log-probabilities or values."""
         self.exports: list[dict[str, torch.Tensor]] = []
-        self.outcomes: list[Result] = []
 
-    def note(self, outcome: Any) -> None:
-        """Keep what became of the plan of a pass, if it had one."""
-        if outcome is not None:
-            self.outcomes.append(
-                {
-                    "is_applied": outcome.applied is not None,
-                    "num_moved": outcome.num_moved_experts,
-                    "num_replicas": outcome.num_replicas,
-                    "reason": outcome.reason,
-                }
-            )
-
-    def differences(self, other: "Trained") -> Result:
-        """Return the largest differences, None for what this rank does not compute.
-
-        For weights, return the names of those that differ by more than rounding.
-        """
+    def differences(self, other: "Trained") -> Differences:
+        """Return how this differs from what another engine computed."""
         numbers = [
             abs(a - b) / abs(b)
             for of_a, of_b in zip(self.numbers, other.numbers, strict=True)
             for a, b in zip(of_a, of_b, strict=True)
         ]
         outputs = [float((a - b).abs().max()) for a, b in zip(self.outputs, other.outputs, strict=True)]
-        return {
-            "numbers": largest(numbers) if numbers else None,
-            "outputs": largest(outputs) if outputs else None,
-            "exports": [differing(a, b) for a, b in zip(self.exports, other.exports, strict=True)],
-        }
+        return Differences(
+            numbers=largest(numbers) if numbers else None,
+            outputs=largest(outputs) if outputs else None,
+            exports=[differing(a, b) for a, b in zip(self.exports, other.exports, strict=True)],
+        )
 
 
 def differing(
@@ -63,3 +64,29 @@ def differing(
 def unequal(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> list[str]:
     """Return the names of the tensors that are not the same bit by bit."""
     return differing(got, expected, rtol=0, atol=0)
+
+
+def relative(got: Sequence[float], expected: Sequence[float]) -> float:
+    """Return the largest relative difference."""
+    return largest(abs(a - b) / abs(b) for a, b in zip(got, expected, strict=True))
+
+
+def note_outcomes(agent: Any) -> list[Result]:
+    """Return a list that gets what becomes of the plan of every pass from now on."""
+    noted: list[Result] = []
+    begin = agent.begin_step
+
+    def begin_step(*args: Any) -> Any:
+        outcome = begin(*args)
+        noted.append(
+            {
+                "is_applied": outcome.applied is not None,
+                "num_moved": outcome.num_moved_experts,
+                "num_replicas": outcome.num_replicas,
+                "reason": outcome.reason,
+            }
+        )
+        return outcome
+
+    agent.begin_step = begin_step
+    return noted

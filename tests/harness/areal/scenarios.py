@@ -1,8 +1,6 @@
 """Scenarios on two ranks: AReaL's Megatron engine alone, and with the plug-in on the same batches."""
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,32 +11,26 @@ from areal.api.io_struct import SaveLoadMeta
 from areal.engine.megatron_engine import MegatronPPOActor
 from safetensors.torch import load_file
 
-from harness import exports, tiny_qwen3_moe
+from harness import tiny_qwen3_moe
 from harness.areal import engines
-from harness.distributed.plans import ScriptedPlans, random_plans
-from harness.skyrl.workers import RANKS, environment
-from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
-from harness.trained import Result, Trained, differing, unequal
-from relibra.integrations.areal import balanced
-from relibra.planning import Cluster, Model
+from harness.plugin_contract import (
+    AWAY,
+    Contract,
+    Plugin,
+    Rank,
+    check_equal,
+    check_moved,
+    check_nothing_moves,
+    moving,
+    named,
+    noted_outcomes,
+)
+from harness.skyrl.workers import environment
+from harness.trained import NUM_EXPORTED, ROUNDING, Trained, differing, relative, unequal
+from relibra.integrations.areal import balanced as balanced_trainer
 from relibra.plugins.areal.engine import BalancedPPOActor
 
-AWAY = "127.0.0.1:1"
 NUM_UPDATES = 3
-MODEL = Model(num_layers=NUM_LAYERS, num_experts=NUM_EXPERTS, top_k=TOP_K)
-CLUSTER = Cluster(num_nodes=1, gpus_per_node=RANKS, redundant_slots=1)
-
-_trained: dict[str, Trained] = {}
-_engines: dict[str, Any] = {}
-
-
-def train_on(trained: Trained, engine: Any, data: Any) -> None:
-    """Run the pass over old log-probabilities and an update, and send weights."""
-    trained.outputs.append(engines.infer(engine, data))
-    trained.note(getattr(engine, "outcome", None))
-    trained.numbers.append(engines.update(engine, data))
-    trained.note(getattr(engine, "outcome", None))
-    trained.exports.append(engines.sent(engine))
 
 
 def prepare(folder: Path) -> None:
@@ -46,139 +38,113 @@ def prepare(folder: Path) -> None:
     tiny_qwen3_moe.save_with_tokenizer(folder / "model")
 
 
-def plain(rank: int, folder: Path, planner: str) -> Result:
-    """AReaL's own engine, without the plug-in."""
-    engine = engines.build(MegatronPPOActor, folder / "model")
-    trained = _trained["plain"] = Trained()
+def build(at: Rank, *, balanced: bool, bridge: str = "megatron-bridge") -> Any:
+    """Build an engine."""
+    return engines.build(BalancedPPOActor if balanced else MegatronPPOActor, at.folder / "model", bridge)
+
+
+def train(at: Rank, engine: Any) -> Trained:
+    """Run passes over old log-probabilities and updates, and send weights."""
+    trained = Trained()
     for step in range(NUM_UPDATES):
-        train_on(trained, engine, engines.batch(rank, step))
-    return {"numbers": trained.numbers, "num_exported": len(trained.exports[0])}
+        data = engines.batch(at.number, step)
+        trained.outputs.append(engines.infer(engine, data))
+        trained.numbers.append(engines.update(engine, data))
+        trained.exports.append(engines.sent(engine))
+    return trained
 
 
-def moving(rank: int, job: str, num_passes: int) -> AbstractContextManager[object]:
-    """Return the context in which engines follow plans that move experts and make replicas in every pass."""
-    environment(AWAY, job)
-    plans = {
-        index: random_plans(index + 1, index, MODEL, CLUSTER, num_micro_batches=4)[rank] for index in range(num_passes)
-    }
-    return mock.patch.object(BalancedPPOActor, "plan_source", ScriptedPlans(plans))
+CONTRACT = Contract(
+    Plugin(environment=environment, build=build, train=train, exported=engines.sent, num_passes=2 * NUM_UPDATES)
+)
 
 
-def scripted(rank: int, folder: Path, planner: str) -> Result:
-    """The plug-in's engine, under plans that move experts and make replicas before every pass."""
-    with moving(rank, "scripted", 2 * NUM_UPDATES):
-        engine = engines.build(BalancedPPOActor, folder / "model")
-        trained = Trained()
-        for step in range(NUM_UPDATES):
-            train_on(trained, engine, engines.batch(rank, step))
-    _engines["scripted"] = engine
-    return {"difference": trained.differences(_trained["plain"]), "outcomes": trained.outcomes}
-
-
-def mutants(rank: int, folder: Path, planner: str) -> Result:
-    """Show that the comparison sees weights that are sent by place and weights of another update, and no move."""
-    engine = _engines["scripted"]
-    return {
-        "compared": exports.compared(lambda: engines.sent(engine)),
-        "stale": differing(engines.sent(engine), _trained["plain"].exports[-2]),
-    }
-
-
-def saved(rank: int, folder: Path, planner: str) -> Result:
-    """A checkpoint of Hugging Face from an engine whose experts have moved."""
-    engine = _engines.pop("scripted")
-    return {"huggingface": differing(written(engine, folder / "huggingface"), _trained["plain"].exports[-1])}
-
-
-def written(engine: Any, folder: Path) -> dict[str, torch.Tensor]:
+def _written(engine: Any, folder: Path) -> dict[str, torch.Tensor]:
     """Save a checkpoint of Hugging Face; return what is in its files."""
     engine.save(SaveLoadMeta(path=str(folder), weight_format="hf", with_optim=False))
     return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
 
 
-def default_bridge(rank: int, folder: Path, planner: str) -> Result:
-    """mbridge, AReaL's default: AReaL's own tables name the weights that it sends, and its own code writes files."""
-    engine, alone = engines.build(MegatronPPOActor, folder / "model", "mbridge"), Trained()
-    for step in range(NUM_UPDATES):
-        train_on(alone, engine, engines.batch(rank, step))
-    with moving(rank, "mbridge", 2 * NUM_UPDATES + 4):
-        engine, trained = engines.build(BalancedPPOActor, folder / "model", "mbridge"), Trained()
-        of_file = load_file(folder / "model" / "model.safetensors")
-        engines.infer(engine, engines.batch(rank, 0))  # moves experts and trains nothing
-        untrained = unequal(engines.sent(engine), of_file)
-        compared = exports.compared(lambda: engines.sent(engine))
-        for step in range(NUM_UPDATES):
-            train_on(trained, engine, engines.batch(rank, step))
+def S5_a_checkpoint_of_hugging_face_has_every_expert_under_its_name_after_reorders(at: Rank) -> None:
+    """What the engine writes is what AReaL alone exports."""
+    assert differing(_written(CONTRACT.moved, at.folder / "huggingface"), CONTRACT.alone.exports[-1]) == []
+
+
+def S5_mbridge_sends_saves_loads_and_recovers_every_expert_under_its_name_after_reorders(at: Rank) -> None:
+    """mbridge is AReaL's default; AReaL's own tables name the weights that it sends, and its own code writes files."""
+    alone = train(at, build(at, balanced=False, bridge="mbridge"))
+    environment(AWAY, "mbridge")
+    with moving(at, 2 * NUM_UPDATES + 4) as outcomes:
+        engine = build(at, balanced=True, bridge="mbridge")
+        assert type(engine.bridge).__module__ == "mbridge.models.qwen3moe"
+        of_file = load_file(at.folder / "model" / "model.safetensors")
+        engines.infer(engine, engines.batch(at.number, 0))  # moves experts and trains nothing
+        assert unequal(engines.sent(engine), of_file) == []
+        check_nothing_moves(lambda: engines.sent(engine))
+        trained = train(at, engine)
         before = trained.exports[-1]
-        files = written(engine, folder / "of mbridge")
-        recovery = SaveLoadMeta(path=str(folder / "recovery"), weight_format="dcp", with_optim=True)
-        (folder / "recovery").mkdir(exist_ok=True)
+        assert len(before) == NUM_EXPORTED
+        assert differing(_written(engine, at.folder / "of mbridge"), before) == []
+        recovery = SaveLoadMeta(path=str(at.folder / "recovery"), weight_format="dcp", with_optim=True)
+        (at.folder / "recovery").mkdir(exist_ok=True)
         engine.save(recovery)
         numbers, sent = [], []
         for _ in range(2):
-            numbers.append(engines.update(engine, engines.batch(rank, 50)))
+            numbers.append(engines.update(engine, engines.batch(at.number, 50)))
             sent.append(engines.sent(engine))
             engine.load(recovery)
         recovered = engines.sent(engine)
-        engines.update(engine, engines.batch(rank, 51))
-        engine.load(SaveLoadMeta(path=str(folder / "of mbridge"), weight_format="hf", with_optim=False))
-    return {
-        "converter": type(engine.bridge).__module__,
-        "num_exported": len(before),
-        "untrained": untrained,
-        "compared": compared,
-        "difference": trained.differences(alone),
-        "outcomes": trained.outcomes,
-        "huggingface": differing(files, before),
-        "recovered": differing(recovered, before),
-        "again": [differing(sent[1], sent[0]), numbers],
-        "loaded": differing(engines.sent(engine), before),
-    }
+        engines.update(engine, engines.batch(at.number, 51))
+        engine.load(SaveLoadMeta(path=str(at.folder / "of mbridge"), weight_format="hf", with_optim=False))
+    check_moved(outcomes)
+    check_equal(trained, alone)
+    assert differing(recovered, before) == []
+    assert differing(sent[1], sent[0]) == []
+    assert relative(numbers[1], numbers[0]) < ROUNDING
+    assert differing(engines.sent(engine), before) == []
 
 
-def forecast(rank: int, folder: Path, planner: str) -> Result:
-    """A real planner plans every pass from the passes before."""
-    environment(planner, "areal-forecast")
-    engine = engines.build(BalancedPPOActor, folder / "model")
-    trained = Trained()
-    for step in range(NUM_UPDATES):
-        train_on(trained, engine, engines.batch(rank, step))
-    return {"difference": trained.differences(_trained["plain"]), "outcomes": trained.outcomes}
+def a_planner_forecasts_passes_from_the_passes_before(at: Rank) -> None:
+    """A real planner plans every pass; of the first one it knows nothing yet."""
+    environment(at.planner, "areal-forecast")
+    with noted_outcomes() as outcomes:
+        trained = train(at, build(at, balanced=True))
+    assert len(outcomes) == 2 * NUM_UPDATES
+    assert all(outcome.applied is not None for outcome in outcomes), [outcome.reason for outcome in outcomes]
+    assert not outcomes[0].num_replicas
+    assert any(outcome.num_replicas for outcome in outcomes[1:])
+    check_equal(trained, CONTRACT.alone)
 
 
-def away(rank: int, folder: Path, planner: str) -> Result:
-    """The planner is away: the job trains as without the plug-in."""
-    environment(AWAY, "away")
-    engine = engines.build(BalancedPPOActor, folder / "model")
-    trained = Trained()
-    for step in range(NUM_UPDATES):
-        train_on(trained, engine, engines.batch(rank, step))
-    return {"difference": trained.differences(_trained["plain"]), "outcomes": trained.outcomes}
-
-
-def created(rank: int, folder: Path, planner: str) -> Result:
-    """The trainer creates the plug-in's engine for the actor, here or in workers, and AReaL's for the reference."""
+def the_trainer_creates_the_engine_of_the_plug_in(at: Rank) -> None:
+    """It does so for the actor, here or in workers; the reference gets AReaL's."""
     from areal.trainer.rl_trainer import PPOTrainer
 
     environment(AWAY, "")
-    actor, reference = (engines.configuration(folder / "model") for _ in range(2))
+    actor, reference = (engines.configuration(at.folder / "model") for _ in range(2))
     actor.scheduling_spec[0].env_vars["RELIBRA_PLANNER"] = "planner:7420"
-    trainer = object.__new__(balanced(PPOTrainer))  # a whole trainer starts a rollout
+    trainer = object.__new__(balanced_trainer(PPOTrainer))  # a whole trainer starts a rollout
     trainer.config = SimpleNamespace(actor=actor, experiment_name="Tiny", trial_name="one")
     trainer.scheduler = None
     allocation = SimpleNamespace(backend="megatron", parallel=None)
-    controlled = [trainer._create_train_engine(each, allocation).train_engine for each in (actor, reference)]
+    controlled = [trainer._create_train_engine(config, allocation).train_engine for config in (actor, reference)]
     with (
         mock.patch.dict(os.environ, AREAL_SPMD_MODE="1"),
         mock.patch.object(MegatronPPOActor, "create_process_group"),
     ):
-        in_process = [type(trainer._create_train_engine(each, allocation)) for each in (actor, reference)]
-    return {
-        "are_balanced": controlled == in_process == [BalancedPPOActor, MegatronPPOActor],
-        "environment": actor.scheduling_spec[0].env_vars,
-    }
+        in_process = [type(trainer._create_train_engine(config, allocation)) for config in (actor, reference)]
+    assert controlled == in_process == [BalancedPPOActor, MegatronPPOActor]
+    variables = actor.scheduling_spec[0].env_vars
+    assert (variables["RELIBRA_PLANNER"], variables["RELIBRA_JOB"]) == ("planner:7420", "Tiny-one")
 
 
-SCENARIOS: dict[str, Callable[[int, Path, str], Result]] = {
-    each.__name__: each for each in (plain, scripted, mutants, saved, default_bridge, forecast, away, created)
-}
+SCENARIOS = named(
+    CONTRACT.the_framework_alone_trains,
+    CONTRACT.S5_all_is_that_of_the_framework_alone_when_experts_move_before_every_pass,
+    CONTRACT.no_expert_moves_for_an_export_and_permuted_and_stale_weights_are_seen,
+    S5_a_checkpoint_of_hugging_face_has_every_expert_under_its_name_after_reorders,
+    S5_mbridge_sends_saves_loads_and_recovers_every_expert_under_its_name_after_reorders,
+    a_planner_forecasts_passes_from_the_passes_before,
+    CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
+    the_trainer_creates_the_engine_of_the_plug_in,
+)

@@ -1,5 +1,6 @@
 """Scenarios in which training processes of slime and miles run with the plug-in, beside the same ones without it."""
 
+import dataclasses
 import os
 import tempfile
 from collections.abc import Iterator
@@ -15,17 +16,18 @@ from harness import exports
 from harness.distributed import slime_actor
 from harness.distributed.backups import refusal
 from harness.distributed.miles_actor import MilesActor
-from harness.distributed.plans import ScriptedPlans, random_plans
+from harness.distributed.plans import random_plans
 from harness.distributed.scenarios import Differences
 from harness.distributed.slime import shared_folder
 from harness.distributed.slime_actor import SlimeActor
 from harness.distributed.slime_job import SAMPLES, samples_of
+from harness.plugin_contract import noted_outcomes
+from harness.scripted_passes import scripted_passes
 from harness.services import Service
 from harness.slime.manager import Manager
-from relibra.agent import Agent, StepOutcome
+from relibra.agent import StepOutcome
 from relibra.agent.groups import Groups
 from relibra.planning import Cluster, RankPlan
-from relibra.plugins.slime.training import BalancedTraining
 from relibra.store import EmbeddedRedis
 
 ROLLOUTS = 2
@@ -89,20 +91,6 @@ def with_plugin(cluster: Cluster, *, actor: type[Actor] = SlimeActor, **options:
     return Trained(cluster, actor=actor, custom_megatron_init_path=INIT[actor], **options)
 
 
-@contextmanager
-def noted_outcomes() -> Iterator[list[StepOutcome]]:
-    """Note every plan that is begun in the body."""
-    outcomes: list[StepOutcome] = []
-    plain = Agent.begin_step
-
-    def begin_step(self: Agent, *args: Any) -> StepOutcome:
-        outcomes.append(plain(self, *args))
-        return outcomes[-1]
-
-    with mock.patch.object(Agent, "begin_step", begin_step):
-        yield outcomes
-
-
 def described(outcomes: list[StepOutcome]) -> list[Result]:
     return [
         {
@@ -127,7 +115,7 @@ def forced(
     for step in range(2 * num_steps * ROLLOUTS):
         plans[step] = random_plans(step + 1, step, plain.actor.job.model, cluster, MOST_MICRO_BATCHES)[rank]
     with (
-        mock.patch.object(BalancedTraining, "plan_source", ScriptedPlans(plans)),
+        scripted_passes(plans),
         mock.patch.object(Groups, "_tell_listeners", autospec=True, side_effect=Groups._tell_listeners) as reconnected,
         noted_outcomes() as outcomes,
     ):
@@ -139,7 +127,7 @@ def forced(
         "num_reconnected": reconnected.call_count,
     }
     if not options["colocate"]:
-        result["compared"] = exports.compared(balanced.actor.sent)
+        result["compared"] = dataclasses.asdict(exports.compared(balanced.actor.sent))
     return result
 
 

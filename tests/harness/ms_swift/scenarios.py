@@ -1,28 +1,29 @@
 """Scenarios on two ranks: ms-swift's trainer of GRPO alone, and with the plug-in on the same rollouts."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from safetensors.torch import load_file
 
-from harness.distributed.plans import ScriptedPlans, random_plans
 from harness.ms_swift import trainers
-from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
-from harness.trained import Result, Trained, differing
-from relibra.errors import RelibraError
-from relibra.planning import Cluster, Model
+from harness.plugin_contract import (
+    AWAY,
+    NUM_STALE,
+    Contract,
+    Plugin,
+    Rank,
+    check_equal,
+    check_moved,
+    moving,
+    named,
+    refused,
+)
+from harness.trained import ROUNDING, Trained, differing, relative
+from relibra.errors import InvalidInput
 
-AWAY = "127.0.0.1:1"
-MODEL = Model(num_layers=NUM_LAYERS, num_experts=NUM_EXPERTS, top_k=TOP_K)
-CLUSTER = Cluster(num_nodes=1, gpus_per_node=trainers.RANKS, redundant_slots=1)
 NUM_UPDATES = 3
-OFFLOAD = {"offload_model": True, "offload_optimizer": True}
-
-_trained: dict[str, Trained] = {}
-_trainers: dict[str, Any] = {}
 
 
 def prepare(folder: Path) -> None:
@@ -30,68 +31,75 @@ def prepare(folder: Path) -> None:
     trainers.prepare(folder)
 
 
-def plain(rank: int, folder: Path, planner: str) -> Result:
-    """ms-swift's own trainer, without the plug-in."""
-    trainer, data = trainers.build(folder)
-    _trainers["plain"], trained = trainer, trainers.train(trainer, data)
-    _trained["plain"] = trained
-    return {"numbers": trained.numbers, "num_exported": [len(each) for each in trained.exports]}
+def build(at: Rank, *, balanced: bool, **options: Any) -> tuple[Any, Any]:
+    """Return a trainer and its data."""
+    plug_in = {"external_plugins": [trainers.plug_in()]} if balanced else {}
+    return trainers.build(at.folder, **plug_in, **options)
 
 
-def scripted(rank: int, folder: Path, planner: str) -> Result:
-    """Plans move experts and make replicas in every step; ms-swift offloads everything during rollouts."""
+def train(at: Rank, job: tuple[Any, Any], *, saves: bool = False) -> Trained:
+    """Run a job."""
+    return trainers.train(*job, saves=saves)
+
+
+CONTRACT = Contract(
+    Plugin(
+        environment=trainers.environment,
+        build=build,
+        train=train,
+        exported=lambda job: job[0].engine.received[-1],
+        num_passes=2 * NUM_UPDATES,  # passes over log-probabilities, and updates
+        close=lambda job: job[0].passes.close(),
+    )
+)
+
+
+def S5_all_is_that_of_the_framework_alone_when_experts_move_before_every_pass(at: Rank) -> None:
+    """So it is while ms-swift offloads everything during rollouts; the weights are those that each rollout got."""
     trainers.environment(AWAY, "scripted")
-    plans = {
-        index: random_plans(index + 1, index, MODEL, CLUSTER, num_micro_batches=2)[rank] for index in range(NUM_UPDATES)
-    }
-    from relibra.plugins.ms_swift.trainer import BalancedGRPOTrainer
-
-    with mock.patch.object(BalancedGRPOTrainer, "plan_source", ScriptedPlans(plans)):
-        trainer, data = trainers.build(folder, external_plugins=[trainers.plug_in()], **OFFLOAD)
-        trained = trainers.train(trainer, data, saves=True)
-    _trainers["scripted"] = trainer
-    return {
-        "trainer": type(trainer).__name__,
-        "difference": trained.differences(_trained["plain"]),
-        "outcomes": trained.outcomes,
-    }
+    with moving(at, NUM_UPDATES) as outcomes:
+        CONTRACT.moved = build(at, balanced=True, offload_model=True, offload_optimizer=True)
+        trained = train(at, CONTRACT.moved, saves=True)
+    assert type(CONTRACT.moved[0]).__name__ == "BalancedGRPOTrainer"
+    check_moved(outcomes, 2 * NUM_UPDATES)
+    check_equal(trained, CONTRACT.alone)
 
 
-def mutants(rank: int, folder: Path, planner: str) -> Result:
-    """Show that the comparison sees weights that are sent by place, and weights of another update."""
-    trainer, before = _trainers["scripted"], _trained["plain"].exports
+def permuted_and_stale_weights_are_seen(at: Rank) -> None:
+    """The comparison sees weights by place, and those of another update."""
+    trainer, before = CONTRACT.moved[0], CONTRACT.alone.exports
     by_place = type(trainer.bridge).export_weights(trainer.bridge, trainer.unwrapped_models)
-    with trainer.agent.copying():
-        permuted = {name: tensor.clone() for name, tensor in by_place}
-    return {"permuted": differing(permuted, before[-1]), "stale": differing(trainer.engine.received[-1], before[-2])}
+    with trainer.passes.agent.copying():
+        permuted = differing({name: tensor.clone() for name, tensor in by_place}, before[-1])
+    assert permuted
+    assert all(".experts." in name for name in permuted)
+    assert len(differing(trainer.engine.received[-1], before[-2])) > NUM_STALE
 
 
-def saved(rank: int, folder: Path, planner: str) -> Result:
-    """A checkpoint of a job whose experts have moved, in both formats; ms-swift alone loads it."""
-    trainer, alone, expected = _trainers.pop("scripted"), _trainers.pop("plain"), _trained["plain"].exports[-1]
+def S5_ms_swift_alone_loads_a_checkpoint_after_reorders(at: Rank) -> None:
+    """Weights of both formats and Adam's moments are those of the job whose experts have moved."""
+    trainer, alone, expected = CONTRACT.moved[0], CONTRACT.own[0], CONTRACT.alone.exports[-1]
     checkpoint = trainer.state.last_model_checkpoint
     written = {
         name: tensor for file in Path(checkpoint).glob("*.safetensors") for name, tensor in load_file(file).items()
     }
+    assert differing(written, expected) == []
     with torch.no_grad():
-        for each in alone.unwrapped_models[0].parameters():
-            each.zero_()
+        for parameter in alone.unwrapped_models[0].parameters():
+            parameter.zero_()
     for state in _states(alone.optimizer):
         state["exp_avg_sq"].zero_()
     alone.args.mcore_model, alone.args.finetune, alone.args.no_load_rng = checkpoint, False, True
     alone._load_checkpoint()
     alone._move_full_model_to_vllm()
-    return {
-        "huggingface": differing(written, expected),
-        "loaded": differing(alone.engine.received[-1], expected),
-        "iteration": alone.state.iteration,
-        "moments": [_moments(alone.optimizer), _moments(trainer.optimizer)],
-    }
+    assert differing(alone.engine.received[-1], expected) == []
+    assert alone.state.iteration == NUM_UPDATES
+    assert relative([_moments(alone.optimizer)], [_moments(trainer.optimizer)]) < ROUNDING
 
 
 def _states(optimizer: Any) -> Iterator[Any]:
-    for each in optimizer.chained_optimizers:
-        yield from each.optimizer.state.values()
+    for chained in optimizer.chained_optimizers:
+        yield from chained.optimizer.state.values()
 
 
 def _moments(optimizer: Any) -> float:
@@ -103,31 +111,23 @@ def _moments(optimizer: Any) -> float:
     return float(total)
 
 
-def planned(rank: int, folder: Path, planner: str) -> Result:
+def a_planner_plans_log_probs_of_a_generation_and_each_of_its_updates(at: Rank) -> None:
     """A real planner plans two updates of each generation, and the pass over log-probabilities before both."""
-    options: dict[str, Any] = {"steps_per_generation": 2, "train_iters": 4}
-    alone = trainers.train(*trainers.build(folder, **options))
-    trainers.environment(planner, "ms-swift-planned")
-    balanced = trainers.train(*trainers.build(folder, external_plugins=[trainers.plug_in()], **options))
-    return {"difference": balanced.differences(alone), "outcomes": balanced.outcomes}
+    CONTRACT.check_planned(at, "ms-swift-planned", 2 * 3, of_build={"steps_per_generation": 2, "train_iters": 4})
 
 
-def away(rank: int, folder: Path, planner: str) -> Result:
-    """The planner is away: the job trains as without the plug-in."""
-    trainers.environment(AWAY, "away")
-    trained = trainers.train(*trainers.build(folder, external_plugins=[trainers.plug_in()]))
-    return {"difference": trained.differences(_trained["plain"]), "outcomes": trained.outcomes}
+def a_job_that_replays_nothing_is_refused(at: Rank) -> None:
+    """The error names the argument."""
+    with refused(InvalidInput, "--router_replay_mode: expected R3"):
+        build(at, balanced=True, router_replay_mode="disabled")
 
 
-def refused(rank: int, folder: Path, planner: str) -> Result:
-    """A job that replays nothing is refused."""
-    try:
-        trainers.build(folder, external_plugins=[trainers.plug_in()], router_replay_mode="disabled")
-    except RelibraError as error:
-        return {"refusal": str(error)}
-    return {"refusal": ""}
-
-
-SCENARIOS: dict[str, Callable[[int, Path, str], Result]] = {
-    each.__name__: each for each in (plain, scripted, mutants, saved, planned, away, refused)
-}
+SCENARIOS = named(
+    CONTRACT.the_framework_alone_trains,
+    S5_all_is_that_of_the_framework_alone_when_experts_move_before_every_pass,
+    permuted_and_stale_weights_are_seen,
+    S5_ms_swift_alone_loads_a_checkpoint_after_reorders,
+    a_planner_plans_log_probs_of_a_generation_and_each_of_its_updates,
+    CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
+    a_job_that_replays_nothing_is_refused,
+)

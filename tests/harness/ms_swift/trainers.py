@@ -119,12 +119,7 @@ def train(trainer: Any, data: Any, *, saves: bool = False) -> Trained:
     if not saves:
         trainer.save_checkpoint = lambda: None
     trained = Trained()
-    begin, see, step = getattr(trainer, "_begin", None), trainer._on_train_step_batch, trainer.train_step
-
-    def begin_and_note(*args: Any) -> Any:
-        is_planned = begin(*args)
-        trained.note(trainer.outcome if is_planned else None)
-        return is_planned
+    see, step = trainer._on_train_step_batch, trainer.train_step
 
     def see_and_keep(micro_batches: Any) -> None:
         for each in micro_batches:
@@ -134,11 +129,9 @@ def train(trainer: Any, data: Any, *, saves: bool = False) -> Trained:
 
     def step_and_keep(*args: Any) -> Any:
         metrics, grad_norm, _ = result = step(*args)
-        trained.numbers.append((float(grad_norm), sum(float(each["loss"]) for each in metrics)))
+        trained.numbers.append((sum(float(each["loss"]) for each in metrics), float(grad_norm)))
         return result
 
-    if begin is not None:
-        trainer._begin = begin_and_note
     trainer._on_train_step_batch, trainer.train_step = see_and_keep, step_and_keep
     trainer.train(data, None)
     trainer._move_full_model_to_vllm()

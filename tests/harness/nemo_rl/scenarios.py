@@ -1,7 +1,5 @@
 """Scenarios on two ranks: NeMo-RL's worker alone, and with the plug-in on the same batches."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,20 +10,17 @@ from nemo_rl.algorithms.loss.loss_functions import NLLLossFn
 from nemo_rl.models.policy import utils as policy_utils
 from nemo_rl.models.policy.workers import megatron_policy_worker as policy_worker
 
-from harness import exports, tiny_qwen3_moe
-from harness.distributed.plans import ScriptedPlans, random_plans
+from harness import tiny_qwen3_moe
 from harness.nemo_rl import driver, rows, workers
-from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
-from harness.trained import Result, Trained, differing
-from relibra.errors import RelibraError
-from relibra.planning import Cluster, Model
+from harness.plugin_contract import Contract, Plugin, Rank, named, refused
+from harness.tiny_qwen3_moe import NUM_EXPERTS
+from harness.trained import NUM_EXPORTED, ROUNDING, Trained
+from relibra.errors import Unsupported
 from relibra.plugins.nemo_rl import worker as plugin
 
-AWAY = "127.0.0.1:1"
 NUM_UPDATES = 2
 PASSES_PER_UPDATE = 1 + workers.NUM_GLOBAL_BATCHES
-MODEL = Model(num_layers=NUM_LAYERS, num_experts=NUM_EXPERTS, top_k=TOP_K)
-CLUSTER = Cluster(num_nodes=1, gpus_per_node=workers.RANKS, redundant_slots=1)
+MODEL_HOMES = torch.arange(NUM_EXPERTS).div(NUM_EXPERTS // workers.RANKS, rounding_mode="floor").numpy()
 
 
 def prepare(folder: Path) -> None:
@@ -33,47 +28,37 @@ def prepare(folder: Path) -> None:
     tiny_qwen3_moe.save(folder / "model")
 
 
-def built(of_class: type[Any], folder: Path, mode: str = "packed", **options: Any) -> Any:
+def build(at: Rank, *, balanced: bool, mode: str = "packed", **options: Any) -> Any:
     """Build a worker."""
     workers.initialize_parallel_state()
+    worker = plugin.BalancedWorker if balanced else policy_worker.MegatronPolicyWorkerImpl
 
     def initialise(self: Any, config: Any, **kwargs: Any) -> None:
         workers.build(self, config, **kwargs)
 
     with mock.patch.object(policy_worker.MegatronPolicyWorkerImpl, "__init__", initialise):
-        return of_class(workers.configuration(folder / "model", mode), **options)
+        return worker(workers.configuration(at.folder / "model", mode), **options)
 
 
-class TrainedWorker(Trained):
-    """What a worker computed. Outputs are log-probabilities of the policy and of the reference, in turn."""
+def train(at: Rank, worker: Any, mode: str = "packed", num_updates: int = NUM_UPDATES) -> Trained:
+    """Run steps of GRPO: log-probabilities, those of the reference, updates and a refit, with offloads.
 
-    def step(self, worker: Any, rank: int, step: int, mode: str) -> None:
-        """Run a step of GRPO: log-probabilities, those of the reference, updates and a refit, with offloads."""
+    Outputs are log-probabilities of the policy and of the reference, in turn.
+    """
+    trained = Trained()
+    for step in range(num_updates):
         data = workers.rollout(step)
-        with self.noting(worker):
-            shard = workers.shards(data, mode, None)[rank]
-            worker.prepare_for_lp_inference()
-            self.outputs.append(worker.get_logprobs(data=shard)["logprobs"])
-            self.outputs.append(worker.get_reference_policy_logprobs(data=shard)["reference_logprobs"])
-            worker.prepare_for_training()
-            update = worker.train(workers.shards(data, mode, workers.GLOBAL_BATCH)[rank], NLLLossFn())
-        self.numbers.append((float(update["global_loss"].sum()), float(update["grad_norm"])))
+        shard = workers.shards(data, mode, None)[at.number]
+        worker.prepare_for_lp_inference()
+        trained.outputs.append(worker.get_logprobs(data=shard)["logprobs"])
+        trained.outputs.append(worker.get_reference_policy_logprobs(data=shard)["reference_logprobs"])
+        worker.prepare_for_training()
+        update = worker.train(workers.shards(data, mode, workers.GLOBAL_BATCH)[at.number], NLLLossFn())
+        trained.numbers.append((float(update["global_loss"].sum()), float(update["grad_norm"])))
         worker.offload_before_refit()
-        self.exports.append(streamed(worker))
+        trained.exports.append(streamed(worker))
         worker.offload_after_refit()
-
-    def noting(self, worker: Any) -> Any:
-        """Keep the outcome of every pass in the body."""
-        if getattr(worker, "job", None) is None:
-            return nullcontext()
-        begin = worker._begin
-
-        def begin_and_note(*args: Any) -> Any:
-            is_planned = begin(*args)
-            self.note(worker.outcome if is_planned else None)
-            return is_planned
-
-        return mock.patch.object(worker, "_begin", begin_and_note)
+    return trained
 
 
 def streamed(worker: Any) -> dict[str, torch.Tensor]:
@@ -112,148 +97,117 @@ def broadcast(worker: Any) -> list[torch.Tensor]:
     return [each.view(torch.float32) for each in sent]
 
 
-_trained: dict[str, TrainedWorker] = {}
-_workers: dict[str, Any] = {}
+def _close(worker: Any) -> None:
+    worker.prepare_for_training()
+    worker.passes.close()
 
 
-def plain(rank: int, folder: Path, planner: str) -> Result:
-    """NeMo-RL's own worker."""
-    worker = _workers["plain"] = built(policy_worker.MegatronPolicyWorkerImpl, folder)
-    trained = _trained["plain"] = TrainedWorker()
-    for step in range(NUM_UPDATES):
-        trained.step(worker, rank, step, "packed")
-    return {"numbers": trained.numbers, "num_exported": len(trained.exports[0])}
+CONTRACT = Contract(
+    Plugin(
+        environment=workers.environment,
+        build=build,
+        train=train,
+        exported=streamed,
+        num_passes=NUM_UPDATES * PASSES_PER_UPDATE,
+        close=_close,
+    )
+)
 
 
-def scripted(rank: int, folder: Path, planner: str) -> Result:
-    """The worker of the plug-in, under plans that move experts and make replicas before every pass that replays."""
-    workers.environment(AWAY, "scripted")
-    num_passes = NUM_UPDATES * PASSES_PER_UPDATE
-    plans = {
-        index: random_plans(index + 1, index, MODEL, CLUSTER, num_micro_batches=8)[rank] for index in range(num_passes)
-    }
-    with mock.patch.object(plugin.BalancedWorker, "plan_source", ScriptedPlans(plans)):
-        worker = _workers["scripted"] = built(plugin.BalancedWorker, folder)
-        trained = _trained["scripted"] = TrainedWorker()
-        for step in range(NUM_UPDATES):
-            trained.step(worker, rank, step, "packed")
-    collective = zip(broadcast(worker), broadcast(_workers["plain"]), strict=True)
-    return {
-        "difference": trained.differences(_trained["plain"]),
-        "outcomes": trained.outcomes,
-        "collective": [bool(torch.allclose(a, b, rtol=1e-4, atol=1e-6)) for a, b in collective],
-        "is_away_from_home": not (worker.job.agent.home_rank_LE == MODEL_HOMES).all(),
-        "is_fully_reshardable": worker.mcore_state.cfg.checkpoint.dist_ckpt_optim_fully_reshardable,
-    }
+def the_planned_rows_are_those_that_nemo_rl_gives_to_its_routers(at: Rank) -> None:
+    """They are, over several layouts."""
+    if at.number == 0:
+        differences = {name: rows.difference(layout) for name, layout in rows.LAYOUTS.items()}
+        assert len(differences) == 9
+        assert all(difference["copies"] > 800 for difference in differences.values())
+        assert {name: difference["wrong"] for name, difference in differences.items()} == dict.fromkeys(differences, 0)
 
 
-MODEL_HOMES = torch.arange(NUM_EXPERTS).div(NUM_EXPERTS // workers.RANKS, rounding_mode="floor").numpy()
+def S5_all_is_that_of_the_framework_alone_when_experts_move_before_every_pass(at: Rank) -> None:
+    """So are the buffers of the collective refit, whose order alone says what they hold."""
+    CONTRACT.S5_all_is_that_of_the_framework_alone_when_experts_move_before_every_pass(at)
+    worker = CONTRACT.moved
+    buffers = list(zip(broadcast(worker), broadcast(CONTRACT.own), strict=True))
+    assert len(buffers) > 2
+    assert all(torch.allclose(got, expected, rtol=1e-4, atol=1e-6) for got, expected in buffers)
+    assert not (worker.passes.agent.home_rank_LE == MODEL_HOMES).all()
+    assert worker.mcore_state.cfg.checkpoint.dist_ckpt_optim_fully_reshardable
 
 
-def mutants(rank: int, folder: Path, planner: str) -> Result:
-    """Show that the comparison sees an export by place, stale weights, and a reference that is swapped in by place."""
-    worker, plain_run = _workers["scripted"], _trained["plain"]
-    agent = worker.job.agent
-    own = policy_worker.MegatronPolicyWorkerImpl._apply_state_dict_to_model
+def a_reference_that_is_swapped_in_by_place_is_seen(at: Rank) -> None:
+    """The comparison of log-probabilities of the reference sees experts at wrong places."""
+    worker, own = CONTRACT.moved, policy_worker.MegatronPolicyWorkerImpl._apply_state_dict_to_model
+    agent = worker.passes.agent
 
     def by_place(self: Any, source: Any, **kwargs: Any) -> None:
         with agent.copying():
             own(self, source, **kwargs)
         agent._guard.note_visiting()
 
-    shard = workers.shards(workers.rollout(0), "packed", None)[rank]
+    shard = workers.shards(workers.rollout(0), "packed", None)[at.number]
     with mock.patch.object(plugin.BalancedWorker, "_apply_state_dict_to_model", by_place):
         reference = worker.get_reference_policy_logprobs(data=shard)["reference_logprobs"]
-    return {
-        "compared": exports.compared(lambda: streamed(worker)),
-        "stale": differing(streamed(worker), plain_run.exports[-2]),
-        "reference": float((reference - plain_run.outputs[1]).abs().max()),
-    }
+    assert float((reference - CONTRACT.alone.outputs[1]).abs().max()) > 100 * ROUNDING
 
 
-def unchanged_worker(rank: int, folder: Path, planner: str) -> Result:
-    """NeMo-RL's own `use_reference_model` and its single controller are refused after a reorder."""
-    worker, own = _workers["scripted"], policy_worker.MegatronPolicyWorkerImpl
-    shard = workers.shards(workers.rollout(0), "packed", None)[rank]
-
-    def refusal(call: Callable[[], Any]) -> str:
-        try:
-            call()
-        except RelibraError as error:
-            return str(error)
-        return ""
-
-    with mock.patch.object(plugin.BalancedWorker, "use_reference_model", own.use_reference_model):
-        reference = refusal(lambda: worker.get_reference_policy_logprobs(data=shard))
-    return {"use_reference_model": reference, "begin_train_step": refusal(lambda: worker.begin_train_step(NLLLossFn()))}
+def S9_what_nemo_rl_alone_does_by_place_is_refused_after_a_reorder(at: Rank) -> None:
+    """Its own `use_reference_model` and its single controller are refused by name."""
+    worker, own = CONTRACT.moved, policy_worker.MegatronPolicyWorkerImpl
+    shard = workers.shards(workers.rollout(0), "packed", None)[at.number]
+    with (
+        mock.patch.object(plugin.BalancedWorker, "use_reference_model", own.use_reference_model),
+        refused(Unsupported, "names experts by place, and they are not at their original places"),
+    ):
+        worker.get_reference_policy_logprobs(data=shard)
+    with refused(Unsupported, "does not support NeMo-RL's single controller"):
+        worker.begin_train_step(NLLLossFn())
 
 
-def _planned(rank: int, folder: Path, planner: str, mode: str) -> Result:
-    workers.environment(planner, f"nemo-rl-{mode}")
-    worker = built(plugin.BalancedWorker, folder, mode)
-    trained, alone = TrainedWorker(), TrainedWorker()
-    trained.step(worker, rank, 0, mode)
-    worker.prepare_for_training()
-    worker.job.agent.detach()
-    worker = built(policy_worker.MegatronPolicyWorkerImpl, folder, mode)
-    alone.step(worker, rank, 0, mode)
-    return {"difference": trained.differences(alone), "outcomes": trained.outcomes}
+def a_planner_plans_packed_sequences(at: Rank) -> None:
+    """A real planner plans every pass."""
+    CONTRACT.check_planned(at, "nemo-rl-packed", PASSES_PER_UPDATE, num_updates=1)
 
 
-def packed(rank: int, folder: Path, planner: str) -> Result:
-    """A real planner plans packed sequences."""
-    return _planned(rank, folder, planner, "packed")
+def a_planner_plans_batches_of_dynamic_size(at: Rank) -> None:
+    """A real planner plans every pass."""
+    of_build = {"mode": "dynamic"}
+    CONTRACT.check_planned(at, "nemo-rl-dynamic", PASSES_PER_UPDATE, of_build=of_build, mode="dynamic", num_updates=1)
 
 
-def dynamic(rank: int, folder: Path, planner: str) -> Result:
-    """A real planner plans batches of dynamic size."""
-    return _planned(rank, folder, planner, "dynamic")
+def a_planner_plans_padded_batches(at: Rank) -> None:
+    """A real planner plans every pass."""
+    of_build = {"mode": "padded"}
+    CONTRACT.check_planned(at, "nemo-rl-padded", PASSES_PER_UPDATE, of_build=of_build, mode="padded", num_updates=1)
 
 
-def padded(rank: int, folder: Path, planner: str) -> Result:
-    """A real planner plans padded batches."""
-    return _planned(rank, folder, planner, "padded")
+def a_worker_without_optimizer_gets_no_agent(at: Rank) -> None:
+    """It exports as NeMo-RL does."""
+    worker = build(at, balanced=True, init_optimizer=False)
+    assert worker.passes.agent is None
+    assert len(streamed(worker)) == NUM_EXPORTED
 
 
-def away(rank: int, folder: Path, planner: str) -> Result:
-    """The planner is away: the job trains as without the plug-in."""
-    workers.environment(AWAY, "away")
-    worker = built(plugin.BalancedWorker, folder)
-    trained = TrainedWorker()
-    for step in range(NUM_UPDATES):
-        trained.step(worker, rank, step, "packed")
-    return {"difference": trained.differences(_trained["plain"]), "outcomes": trained.outcomes}
+def a_script_that_is_run_through_the_plug_in_starts_its_workers_in_the_environment_of_nemo_rls(at: Rank) -> None:
+    """NeMo-RL's own `Policy` starts them, with Ray's actors stood in for."""
+    if at.number == 0:
+        result = driver.started_workers(at.folder)
+        assert result["started"] == ["relibra.integrations.nemo_rl.Worker"] * 2
+        assert result["environment"] == "/venvs/megatron/bin/python"
+        assert result["built"] == ["nemo_rl.models.policy.workers.megatron_policy_worker.MegatronPolicyWorker"]
+        assert result["arguments"] == ["--config", "recipe.yaml"]
 
 
-def teacher(rank: int, folder: Path, planner: str) -> Result:
-    """A worker without an optimizer gets no agent."""
-    worker = built(plugin.BalancedWorker, folder, init_optimizer=False)
-    return {"has_agent": worker.job is not None, "num_exported": len(streamed(worker))}
-
-
-def planned_rows(rank: int, folder: Path, planner: str) -> Result:
-    """The rows that the adapter plans and those that NeMo-RL's own code hands to the routers, over several layouts."""
-    return {name: rows.difference(layout) for name, layout in rows.LAYOUTS.items()} if rank == 0 else {}
-
-
-def launched(rank: int, folder: Path, planner: str) -> Result:
-    """A script that is run through the plug-in starts the plug-in's workers."""
-    return driver.started_workers(folder) if rank == 0 else {}
-
-
-SCENARIOS: dict[str, Callable[[int, Path, str], Result]] = {
-    each.__name__: each
-    for each in (
-        planned_rows,
-        plain,
-        scripted,
-        mutants,
-        unchanged_worker,
-        packed,
-        dynamic,
-        padded,
-        away,
-        teacher,
-        launched,
-    )
-}
+SCENARIOS = named(
+    the_planned_rows_are_those_that_nemo_rl_gives_to_its_routers,
+    CONTRACT.the_framework_alone_trains,
+    S5_all_is_that_of_the_framework_alone_when_experts_move_before_every_pass,
+    CONTRACT.no_expert_moves_for_an_export_and_permuted_and_stale_weights_are_seen,
+    a_reference_that_is_swapped_in_by_place_is_seen,
+    S9_what_nemo_rl_alone_does_by_place_is_refused_after_a_reorder,
+    a_planner_plans_packed_sequences,
+    a_planner_plans_batches_of_dynamic_size,
+    a_planner_plans_padded_batches,
+    CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
+    a_worker_without_optimizer_gets_no_agent,
+    a_script_that_is_run_through_the_plug_in_starts_its_workers_in_the_environment_of_nemo_rls,
+)

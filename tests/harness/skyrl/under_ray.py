@@ -40,15 +40,14 @@ def run(folder: Path, *documented: str) -> list[Result]:
     ray.get(group.async_init_model(str(folder / "model")))
     inference = whole.generator.inference_engine
     ray.get([each.init_weight_sync_state.remote(workers.NoEngines(), inference) for each in actors])
+    everywhere(actors, note)
     numbers: list[list[float]] = [[] for _ in actors]
     for step in range(NUM_UPDATES):
         batches = [workers.batch(rank, step) for rank in range(workers.RANKS)]
         outputs = ray.get([each.forward.remote(data) for each, data in zip(actors, batches, strict=True)])
-        everywhere(actors, note)
         for data, output in zip(batches, outputs, strict=True):
             data["action_log_probs"] = torch.tensor([each["logprobs"] for each in output.loss_fn_outputs])
         ray.get([each.forward_backward.remote(data) for each, data in zip(actors, batches, strict=True)])
-        everywhere(actors, note)
         for of_rank, norm in zip(numbers, ray.get([each.optim_step.remote() for each in actors]), strict=True):
             of_rank.append(float(norm))
         ray.get([each.broadcast_to_inference_engines.remote(None, inference) for each in actors])
@@ -65,18 +64,18 @@ def everywhere(actors: list[Any], function: Callable[[Any], Any]) -> list[Any]:
 
 
 def note(worker: Any) -> None:
-    """Keep what became of the plan of the last pass."""
-    from harness.trained import Trained
+    """Keep what becomes of the plan of every pass from now on."""
+    from harness.trained import note_outcomes
 
-    vars(worker).setdefault("trained", Trained()).note(vars(worker).pop("outcome", None))
+    worker.noted = note_outcomes(worker.passes.agent)
 
 
 def seen(worker: Any) -> Result:
     """Return what the plug-in has found in a worker, and what the worker sent to the rollout."""
-    passes = worker._job.passes
+    passes = worker.passes.planned
     cluster = passes.cluster
     return {
-        "outcomes": worker.trained.outcomes,
+        "outcomes": worker.noted,
         "job": passes.settings.job,
         "planner": passes.settings.planner,
         "cluster": [cluster.num_nodes, cluster.gpus_per_node, cluster.num_ep_groups],

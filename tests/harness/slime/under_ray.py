@@ -20,7 +20,7 @@ import ray
 from harness import doc_blocks
 from harness.slime import ray_process
 from harness.slime.ray_process import CLUSTER, RANKS
-from harness.trained import differing
+from harness.trained import differing, note_outcomes
 
 AWAY = "127.0.0.1:1"
 NUM_STEPS = 2
@@ -75,7 +75,7 @@ def train(group: Any, rollout: int) -> list[Result]:
     parallel = {"dp_size": RANKS, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
     model = gpt_model.model_of(CLUSTER)
     data = [slime_job.dealt(model, rollout, NUM_STEPS, dp_schedule, parallel, rank) for rank in range(RANKS)]
-    ray.get(everywhere(group, note_outcomes))
+    ray.get(everywhere(group, note))
     ray.get(group.async_train(rollout, [Box(ray.put(each)) for each in data]))
     ray.get(everywhere(group, ray_process.expect_weights))
     group.update_weights()
@@ -87,26 +87,11 @@ def everywhere(group: Any, function: Callable[[Any], Any]) -> list[Any]:
     return [actor.__ray_call__.remote(function) for actor in group._actor_handlers]
 
 
-def note_outcomes(actor: Any) -> None:
+def note(actor: Any) -> None:
     """Note every plan that begins from now on."""
     from relibra.plugins.slime.installation import training
 
-    agent, noted = training().agent, []
-    begin = agent.begin_step
-
-    def begin_step(*args: Any) -> Any:
-        outcome = begin(*args)
-        noted.append(
-            {
-                "is_applied": outcome.applied is not None,
-                "num_moved": outcome.num_moved_experts,
-                "num_replicas": outcome.num_replicas,
-                "reason": outcome.reason,
-            }
-        )
-        return outcome
-
-    agent.begin_step, actor.noted = begin_step, noted
+    actor.noted = note_outcomes(training().passes.agent)
 
 
 def seen(actor: Any) -> Result:
@@ -114,7 +99,7 @@ def seen(actor: Any) -> Result:
     from harness.slime import ray_process
     from relibra.plugins.slime.installation import training
 
-    passes = training()._job.passes
+    passes = training().passes.planned
     cluster = passes.cluster
     return {
         "outcomes": actor.noted,

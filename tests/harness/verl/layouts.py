@@ -1,17 +1,15 @@
 """Layouts on four ranks: a real planner plans for verl's engine, beside verl's engine alone."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from megatron.core import parallel_state
-from verl.workers.engine import MegatronEngineWithLMHead
 
 from harness import tiny_qwen3_moe
-from harness.trained import Result
-from harness.verl import engines
-from harness.verl.plug_in import with_plug_in
-from harness.verl.trained_engine import TrainedEngine
+from harness.plugin_contract import Rank, check_equal, check_planned, named, noted_outcomes
+from harness.trained import Trained
+from harness.verl import engines, training
 
 NUM_LAYERS = 4
 NUM_UPDATES = 2
@@ -22,37 +20,47 @@ def prepare(folder: Path) -> None:
     tiny_qwen3_moe.save(folder / "deep model", NUM_LAYERS)
 
 
-def pipeline(rank: int, folder: Path, planner: str) -> Result:
-    """Two pipeline stages with two model chunks each, and expert parallelism in each stage."""
-    return _beside_plain("pipeline", engines.Layout(pipeline=2, chunks=2), folder, planner)
+def S5_a_planner_plans_every_pass_of_two_pipeline_stages(at: Rank) -> None:
+    """Each stage has two model chunks and expert parallelism."""
+    _check(at, "pipeline", engines.Layout(pipeline=2, chunks=2))
 
 
-def tensor(rank: int, folder: Path, planner: str) -> Result:
+def S5_a_planner_plans_every_pass_with_tensor_parallelism(at: Rank) -> None:
     """Tensor and sequence parallelism, and two EP groups with the same experts."""
-    return _beside_plain("tensor", engines.Layout(tensor=2), folder, planner)
+    _check(at, "tensor", engines.Layout(tensor=2))
 
 
-def context(rank: int, folder: Path, planner: str) -> Result:
+def S5_a_planner_plans_every_pass_with_context_parallelism(at: Rank) -> None:
     """Context parallelism, with the same two EP groups."""
-    return _beside_plain("context", engines.Layout(context=2), folder, planner)
+    _check(at, "context", engines.Layout(context=2))
 
 
-def _beside_plain(name: str, layout: engines.Layout, folder: Path, planner: str) -> Result:
-    engines.environment(planner, f"verl-{name}")
-    _, alone = _run(lambda: MegatronEngineWithLMHead, layout, folder)
-    engine, balanced = _run(with_plug_in, layout, folder)
-    engine.agent.detach()
+def _check(at: Rank, name: str, layout: engines.Layout) -> None:
+    engines.environment(at.planner, f"verl-{name}")
+    _, alone = _run(at, layout, balanced=False)
+    with noted_outcomes() as outcomes:
+        engine, trained = _run(at, layout, balanced=True)
+    engine.passes.close()
     parallel_state.destroy_model_parallel()
-    return {"difference": balanced.differences(alone), "outcomes": balanced.outcomes}
+    check_planned(outcomes, 2 * NUM_UPDATES)
+    check_equal(trained, alone)
+    have_numbers = [None] * dist.get_world_size()
+    dist.all_gather_object(have_numbers, all(trained.numbers))
+    assert sum(map(bool, have_numbers)) >= 2
 
 
-def _run(of_class: Callable[[], type[Any]], layout: engines.Layout, folder: Path) -> tuple[Any, TrainedEngine]:
-    engine, trained = engines.build(of_class(), folder / "deep model", layout=layout), TrainedEngine()
+def _run(at: Rank, layout: engines.Layout, *, balanced: bool) -> tuple[Any, Trained]:
+    of_class = training.engine_class(balanced=balanced)
+    engine, trained = engines.build(of_class, at.folder / "deep model", layout=layout), Trained()
     data_rank = engine.get_data_parallel_rank()
-    for step in range(NUM_UPDATES):
-        data = [engines.batch(data_rank, step, num_layers=NUM_LAYERS) for _ in range(2)]
-        trained.step(engine, *data)
+    for index in range(NUM_UPDATES):
+        data = [engines.batch(data_rank, index, num_layers=NUM_LAYERS) for _ in range(2)]
+        training.step(trained, engine, *data)
     return engine, trained
 
 
-SCENARIOS: dict[str, Callable[[int, Path, str], Result]] = {each.__name__: each for each in (pipeline, tensor, context)}
+SCENARIOS = named(
+    S5_a_planner_plans_every_pass_of_two_pipeline_stages,
+    S5_a_planner_plans_every_pass_with_tensor_parallelism,
+    S5_a_planner_plans_every_pass_with_context_parallelism,
+)

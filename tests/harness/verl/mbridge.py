@@ -1,45 +1,33 @@
 """verl with `vanilla_mbridge=True`: mbridge builds the model, reads its weights, and exports and saves them."""
 
-from pathlib import Path
-
 from safetensors.torch import load_file
-from verl.workers.engine import MegatronEngineWithLMHead
 
-from harness import exports
-from harness.trained import Result, differing, unequal
-from harness.verl import engines
-from harness.verl.plug_in import moving, with_plug_in
-from harness.verl.trained_engine import TrainedEngine
+from harness.plugin_contract import AWAY, Rank, check_equal, check_moved, check_nothing_moves, moving
+from harness.trained import NUM_EXPORTED, differing, unequal
+from harness.verl import engines, training
 
 NUM_UPDATES = 2
 
 
-def mbridge(rank: int, folder: Path, planner: str) -> Result:
-    """Train plain and with the plug-in, export after every reorder, and load a checkpoint after another one."""
-    engine, alone = engines.build(MegatronEngineWithLMHead, folder / "model", vanilla_mbridge=True), TrainedEngine()
-    for step in range(NUM_UPDATES):
-        alone.step(engine, engines.batch(rank, step), engines.batch(rank, step))
-    with moving(rank, "mbridge", 2 * NUM_UPDATES + 2):
-        engine, balanced = engines.build(with_plug_in(), folder / "model", vanilla_mbridge=True), TrainedEngine()
-        of_file = load_file(folder / "model" / "model.safetensors")
-        balanced.infer(engine, engines.batch(rank, 0))  # moves experts and trains nothing
-        untrained = unequal(engines.exported(engine), of_file)
-        compared = exports.compared(lambda: engines.exported(engine))
-        balanced.outputs.clear()
-        for step in range(NUM_UPDATES):
-            balanced.step(engine, engines.batch(rank, step), engines.batch(rank, step))
-        checkpoint = folder / "checkpoint of mbridge"
+def S5_mbridge_exports_saves_and_loads_every_expert_under_its_name_after_reorders(at: Rank) -> None:
+    """All is that of verl alone, and a checkpoint is loaded after another reorder."""
+    alone = training.train(at, training.build(at, balanced=False, vanilla_mbridge=True), num_updates=NUM_UPDATES)
+    engines.environment(AWAY, "mbridge")
+    with moving(at, 2 * NUM_UPDATES + 2) as outcomes:
+        engine = training.build(at, balanced=True, vanilla_mbridge=True)
+        assert type(engine.bridge).__module__ == "mbridge.models.qwen3moe"
+        of_file = load_file(at.folder / "model" / "model.safetensors")
+        engines.inferred(engine, engines.batch(at.number, 0))  # moves experts and trains nothing
+        assert unequal(engines.exported(engine), of_file) == []
+        check_nothing_moves(lambda: engines.exported(engine))
+        trained = training.train(at, engine, num_updates=NUM_UPDATES)
+        checkpoint = at.folder / "checkpoint of mbridge"
         engine.save_checkpoint(str(checkpoint))
-        engines.update(engine, engines.batch(rank, NUM_UPDATES))
+        engines.update(engine, engines.batch(at.number, NUM_UPDATES))
         engine.load_checkpoint(str(checkpoint), del_local_after_load=False)
+    check_moved(outcomes)
+    check_equal(trained, alone)
+    assert len(trained.exports[-1]) == NUM_EXPORTED
     (saved,) = checkpoint.rglob("*.safetensors")
-    return {
-        "converter": type(engine.bridge).__module__,
-        "num_exported": len(balanced.exports[-1]),
-        "untrained": untrained,
-        "compared": compared,
-        "difference": balanced.differences(alone),
-        "outcomes": balanced.outcomes,
-        "saved": differing(load_file(saved), balanced.exports[-1]),
-        "loaded": differing(engines.exported(engine), balanced.exports[-1]),
-    }
+    assert differing(load_file(saved), trained.exports[-1]) == []
+    assert differing(engines.exported(engine), trained.exports[-1]) == []

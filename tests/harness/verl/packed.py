@@ -6,21 +6,19 @@ Rank 0 is the driver too. The engines are verl's own.
 import os
 import socket
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch.distributed as dist
 from megatron.core import parallel_state
 from tensordict import TensorDict
-from verl.workers.engine import MegatronEngineWithLMHead
 
-from harness.trained import Result
-from harness.verl import driver, engines
+from harness.plugin_contract import AWAY, Rank, check_applied, check_equal, named, noted_outcomes
+from harness.trained import Trained
+from harness.verl import driver, engines, training
 from harness.verl.layouts import NUM_LAYERS
-from harness.verl.plug_in import AWAY, with_plug_in
-from harness.verl.trained_engine import TrainedEngine
 from relibra.plugins.verl import dealer
 from relibra.plugins.verl.trained_job import trained_job
 
@@ -30,70 +28,88 @@ TRAINERS = (driver.older, driver.newer)
 """The trainer of each batch."""
 
 
-def packed(rank: int, folder: Path, planner: str) -> Result:
-    """Train on the same mini-batches three times: verl alone, planned as verl deals them, and packed."""
-    orders = {}
-    orders["verl"], alone, _ = _trained(rank, folder, lambda: MegatronEngineWithLMHead, pack=False)
-    engines.environment(planner, "verl-dealt")
-    orders["planned"], _, crossing = _trained(rank, folder, with_plug_in, pack=False)
-    engines.environment(planner, "verl-packed")
-    orders["packed"], trained, crossing_packed = _trained(rank, folder, with_plug_in, pack=True)
-    return {
-        "orders": orders,
-        "lengths": [
-            driver.rows_of_two_domains(each, NUM_LAYERS)["attention_mask"].sum(-1).tolist() for each in range(2)
-        ],
-        "difference": trained.differences(alone),
-        "outcomes": trained.outcomes,
-        "crossing": {"planned": crossing, "packed": crossing_packed},
-    }
+def with_pack_sequences_start_on_the_machine_of_their_experts(at: Rank) -> None:
+    """verl alone, planned as verl deals, and packed: each trains on the same mini-batches.
+
+    Packed, every sequence keeps its mini-batch, lengths stay balanced, and updates are those of verl alone.
+    """
+    orders_of_verl, alone, _ = _trained(at, balanced=False, pack=False)
+    engines.environment(at.planner, "verl-dealt")
+    orders, _, crossing = _trained(at, balanced=True, pack=False)
+    assert orders == orders_of_verl
+    engines.environment(at.planner, "verl-packed")
+    with noted_outcomes() as outcomes:
+        orders, trained, crossing_packed = _trained(at, balanced=True, pack=True)
+    check_applied(outcomes, 4)
+    check_equal(trained, alone)
+    planned, packed = (sum(_gathered(number)) for number in (crossing, crossing_packed))
+    assert packed < 0.6 * planned
+    for index, (of_verl, of_pack) in enumerate(zip(orders_of_verl, orders, strict=True)):
+        length_S = driver.rows_of_two_domains(index, NUM_LAYERS)["attention_mask"].sum(-1).numpy()
+        verls, packs = (_parts(order) for order in (of_verl, of_pack))
+        assert packs != verls
+        for of_step, verls_step in zip(packs, verls, strict=True):
+            assert sorted(np.ravel(of_step)) == sorted(np.ravel(verls_step))
+            largest, of_verls = (max(int(length_S[part].sum()) for part in ranks) for ranks in (of_step, verls_step))
+            assert largest <= 1.1 * of_verls
 
 
-def unpacked(rank: int, folder: Path, planner: str) -> Result:
-    """What leaves verl's own deal: a planner that is away, and batches or settings that pack cannot serve."""
+def L1_verls_own_deal_stays_while_the_planner_is_away(at: Rank) -> None:
+    """So it does for both trainers."""
     engines.environment(AWAY, "verl-unpacked")
-    engine = _built(rank, folder, with_plug_in)
+    engine = _built(at, balanced=True)
     rows = driver.rows_of_two_domains(0, NUM_LAYERS)
-    kept = []
-    if rank == 0:
+    if at.number == 0:
         for build in TRAINERS:
-            verls, pack = (build(driver.configuration(f"+relibra.pack={each}"), _group()) for each in (False, True))
-            kept += [_order(pack, rows) == _order(verls, rows) for _ in range(2)]
-    engine.agent.detach()
+            verls, pack = (build(driver.configuration(f"+relibra.pack={pack}"), _group()) for pack in (False, True))
+            for _ in range(2):
+                assert _order(pack, rows) == _order(verls, rows)
+    engine.passes.close()
     parallel_state.destroy_model_parallel()
-    return {"kept": kept}
 
 
-SCENARIOS = {each.__name__: each for each in (packed, unpacked)}
+SCENARIOS = named(
+    with_pack_sequences_start_on_the_machine_of_their_experts, L1_verls_own_deal_stays_while_the_planner_is_away
+)
 
 
-def _built(rank: int, folder: Path, of_class: Any) -> Any:
-    with mock.patch.object(socket, "gethostname", return_value=f"node-{rank // RANKS_OF_NODE}"):
-        return engines.build(of_class(), folder / "deep model", layout=engines.Layout(expert=4))
+def _parts(order: list[int]) -> list[list[list[int]]]:
+    """Return the sequences of every optimizer step and rank, as verl cuts them out of the order of a batch."""
+    num_ranks = dist.get_world_size()
+    parts: list[list[list[int]]] = (
+        np.array(order).reshape(num_ranks, -1, driver.MINI_BATCH // num_ranks).swapaxes(0, 1).tolist()
+    )
+    return parts
 
 
-def _trained(rank: int, folder: Path, of_class: Any, *, pack: bool) -> tuple[list[list[int]], TrainedEngine, int]:
+def _built(at: Rank, *, balanced: bool) -> Any:
+    with mock.patch.object(socket, "gethostname", return_value=f"node-{at.number // RANKS_OF_NODE}"):
+        of_class = training.engine_class(balanced=balanced)
+        return engines.build(of_class, at.folder / "deep model", layout=engines.Layout(expert=4))
+
+
+def _trained(at: Rank, *, balanced: bool, pack: bool) -> tuple[list[list[int]], Trained, int]:
     """Return the orders of the batches, what the engine computed, and the token copies that left their machine."""
     with mock.patch.dict(os.environ, RELIBRA_PACK=str(pack)):
-        engine = _built(rank, folder, of_class)
-    trained, crossing, orders = TrainedEngine(), 0, []
+        engine = _built(at, balanced=balanced)
+    trained, crossing, orders = Trained(), 0, []
     config = driver.configuration(f"+relibra.pack={pack}")
     for index in range(NUM_BATCHES):
         rows = driver.rows_of_two_domains(index, NUM_LAYERS)
-        told = [_order(TRAINERS[index](config, _group()), rows) if rank == 0 else []]
+        told = [_order(TRAINERS[index](config, _group()), rows) if at.number == 0 else []]
         dist.broadcast_object_list(told, src=0)
         orders.append(told[0])
-        for mine in _mini_batches(told[0], rank):
-            trained.update(engine, _handed_over(rows, mine))
-            if getattr(engine, "agent", None) is not None:
-                home_node_LE = engine.agent.home_rank_LE // RANKS_OF_NODE
-                crossing += driver.crossing(rows, mine, home_node_LE, rank // RANKS_OF_NODE)
+        for mine in _mini_batches(told[0], at.number):
+            trained.numbers.append(engines.update(engine, _handed_over(rows, mine)))
+            if balanced:
+                home_node_LE = engine.passes.agent.home_rank_LE // RANKS_OF_NODE
+                crossing += driver.crossing(rows, mine, home_node_LE, at.number // RANKS_OF_NODE)
         trained.exports.append(engines.exported(engine))
     # The parts of the loss are on other ranks.
     loss = [sum(of_ranks) for of_ranks in zip(*_gathered([of_update[0] for of_update in trained.numbers]), strict=True)]
     trained.numbers = [(of_all, norm) for of_all, (_, norm) in zip(loss, trained.numbers, strict=True)]
-    if getattr(engine, "agent", None) is not None:
-        engine.agent.detach()
+    if balanced:
+        engine.passes.close()
         parallel_state.destroy_model_parallel()
     return orders, trained, crossing
 

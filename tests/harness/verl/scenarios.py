@@ -1,24 +1,14 @@
 """Scenarios on two ranks: verl's engine alone, and with the plug-in on the same batches."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import torch
-from verl.workers.engine import MegatronEngineWithLMHead
-
-from harness import exports, tiny_qwen3_moe
-from harness.trained import Result, differing
-from harness.verl import engines
-from harness.verl.colocated import colocated
-from harness.verl.mbridge import mbridge
-from harness.verl.plug_in import AWAY, moving, with_plug_in
-from harness.verl.trained_engine import TrainedEngine
-
-NUM_UPDATES = 3
-
-_trained: dict[str, TrainedEngine] = {}
-_engines: dict[str, Any] = {}
+from harness import tiny_qwen3_moe
+from harness.plugin_contract import AWAY, Contract, Plugin, Rank, check_equal, check_moved, moving, named
+from harness.trained import ROUNDING, Trained, differing, relative
+from harness.verl import engines, training
+from harness.verl.colocated import a_critic_and_a_reference_in_the_same_process_stay_as_they_are
+from harness.verl.mbridge import S5_mbridge_exports_saves_and_loads_every_expert_under_its_name_after_reorders
+from harness.verl.training import CONTRACT
 
 
 def prepare(folder: Path) -> None:
@@ -26,151 +16,85 @@ def prepare(folder: Path) -> None:
     tiny_qwen3_moe.save(folder / "model")
 
 
-def plain(rank: int, folder: Path, planner: str) -> Result:
-    """verl's own engine, without the plug-in."""
-    engine = engines.build(MegatronEngineWithLMHead, folder / "model")
-    trained = _trained["plain"] = TrainedEngine()
-    for step in range(NUM_UPDATES):
-        trained.step(engine, engines.batch(rank, step), engines.batch(rank, step))
-    engine.checkpoint_mananager.config.megatron.dist_ckpt_optim_fully_reshardable = True
-    engine.save_checkpoint(str(folder / "checkpoint of plain"))
-    return {"numbers": trained.numbers, "num_exported": len(trained.exports[0])}
+def the_framework_alone_trains(at: Rank) -> None:
+    """verl's own engine learns in this environment, and saves a checkpoint."""
+    CONTRACT.the_framework_alone_trains(at)
+    CONTRACT.own.checkpoint_mananager.config.megatron.dist_ckpt_optim_fully_reshardable = True
+    CONTRACT.own.save_checkpoint(str(at.folder / "checkpoint of plain"))
 
 
-def scripted(rank: int, folder: Path, planner: str) -> Result:
-    """The engine with the plug-in, under plans that move experts and make replicas before every pass."""
-    with moving(rank, "scripted", 2 * NUM_UPDATES):
-        engine = engines.build(with_plug_in(), folder / "model")
-        trained = TrainedEngine()
-        for step in range(NUM_UPDATES):
-            trained.step(engine, engines.batch(rank, step), engines.batch(rank, step))
-        num_reports = len(engine.plan_source.reports)
-    _trained["scripted"], _engines["scripted"] = trained, engine
-    return {
-        "engine": type(engine).__name__,
-        "difference": trained.differences(_trained["plain"]),
-        "outcomes": trained.outcomes,
-        "num_reports": num_reports,
-    }
-
-
-def mutants(rank: int, folder: Path, planner: str) -> Result:
-    """Show that the comparison sees an export by place and weights of another update, and that no expert moves."""
-    engine = _engines["scripted"]
-    return {
-        "compared": exports.compared(lambda: engines.exported(engine)),
-        "stale": differing(engines.exported(engine), _trained["plain"].exports[-2]),
-    }
-
-
-def checkpoint(rank: int, folder: Path, planner: str) -> Result:
-    """Save from an engine whose experts have moved and train on; load in verl alone and with the plug-in, and go on."""
-    engine = _engines["scripted"]
-    engine.save_checkpoint(str(folder / "checkpoint"))
+def S5_training_goes_on_from_a_checkpoint_after_reorders(at: Rank) -> None:
+    """verl alone and verl with the plug-in continue as verl alone does from its own checkpoint."""
+    engine = CONTRACT.moved
+    engine.save_checkpoint(str(at.folder / "checkpoint"))
     saved = engines.exported(engine)
     engines.seed()
-    numbers = [engines.update(engine, engines.batch(rank, 50))]
+    numbers = engines.update(engine, engines.batch(at.number, 50))
     # Built only now: verl's next engine with routing replay takes the replay of the one before away.
-    _, loaded, of_loaded, trained_on = _continued(rank, folder, "checkpoint", MegatronEngineWithLMHead)
-    numbers.append(of_loaded)
-    _, _, _, trained_on_alone = _continued(rank, folder, "checkpoint of plain", MegatronEngineWithLMHead)
-    with moving(rank, "resumed", 2):
-        engine, loaded_again, of_resumed, resumed = _continued(rank, folder, "checkpoint", with_plug_in())
-    numbers.append(of_resumed)
+    own = training.build(at, balanced=False)
+    loaded, numbers_of_own, trained_on = training.resumed(own, at, "checkpoint")
+    _, _, expected = training.resumed(training.build(at, balanced=False), at, "checkpoint of plain")
+    assert differing(loaded, saved) == []
+    assert differing(trained_on, expected) == []  # so optimizer state is the same
+    assert relative(numbers, numbers_of_own) < ROUNDING
+    engines.environment(AWAY, "resumed")
+    with moving(at, 2):
+        engine = training.build(at, balanced=True)
+        loaded, numbers_of_resumed, resumed = training.resumed(engine, at, "checkpoint")
+    assert differing(loaded, saved) == []
+    assert differing(resumed, expected) == []
+    assert relative(numbers_of_resumed, numbers_of_own) < ROUNDING
     engine.checkpoint_mananager.checkpoint_load_contents = ["model"]
-    engine.load_checkpoint(str(folder / "checkpoint"), del_local_after_load=False)
-    return {
-        "loaded": differing(loaded, saved),
-        "loaded_again": differing(loaded_again, saved),
-        "loaded_without_optimizer": differing(engines.exported(engine), saved),
-        "numbers": numbers,
-        "trained_on": differing(trained_on, trained_on_alone),
-        "resumed": differing(resumed, trained_on_alone),
-    }
+    engine.load_checkpoint(str(at.folder / "checkpoint"), del_local_after_load=False)
+    assert differing(engines.exported(engine), saved) == []
 
 
-def _continued(
-    rank: int, folder: Path, name: str, of_class: type[Any]
-) -> tuple[Any, dict[str, torch.Tensor], tuple[float, ...], dict[str, torch.Tensor]]:
-    """Load a checkpoint into a new engine and train on.
-
-    Returns:
-        The engine, its weights after the load, the numbers of one update, and the weights after the update.
-    """
-    engine = engines.build(of_class, folder / "model")
-    engines.update(engine, engines.batch(rank, 40))  # before its first step, torch's Adam has no state to load into
-    engine.load_checkpoint(str(folder / name), del_local_after_load=False)
-    loaded = engines.exported(engine)
-    engines.seed()
-    numbers = engines.update(engine, engines.batch(rank, 50))
-    return engine, loaded, numbers, engines.exported(engine)
+def S5_a_planner_plans_every_pass_of_batches_of_dynamic_size(at: Rank) -> None:
+    """A real planner plans them."""
+    CONTRACT.check_planned(at, "verl-engine", 4, num_updates=2, dynamic=True)
 
 
-def offloaded(rank: int, folder: Path, planner: str) -> Result:
-    """Parameters, gradients and optimizer state are offloaded whenever verl does not use them."""
-    results = []
-    with moving(rank, "offloaded", 5):
-        for of_class in (MegatronEngineWithLMHead, with_plug_in()):
-            engine = engines.build(of_class, folder / "model", offload=True)
-            trained = TrainedEngine()
-            for step in range(2):
-                trained.step(engine, engines.batch(rank, step), engines.batch(rank, step))
-            engine.checkpoint_mananager.config.megatron.dist_ckpt_optim_fully_reshardable = True
-            engine.save_checkpoint(str(folder / f"offloaded {of_class.__name__}"))
-            engine.load_checkpoint(str(folder / f"offloaded {of_class.__name__}"), del_local_after_load=False)
-            engines.seed()
-            trained.update(engine, engines.batch(rank, 2))
-            trained.exports.append(engines.exported(engine))
-            results.append(trained)
-    alone, balanced = results
-    return {"difference": balanced.differences(alone), "outcomes": balanced.outcomes}
-
-
-def planned(rank: int, folder: Path, planner: str) -> Result:
-    """A real planner plans batches of dynamic size."""
-    engines.environment(planner, "verl-engine")
-    engine = engines.build(with_plug_in(), folder / "model")
-    trained, alone = TrainedEngine(), TrainedEngine()
-    for step in range(2):
-        trained.step(engine, engines.batch(rank, step, dynamic=True), engines.batch(rank, step, dynamic=True))
-    engine.agent.detach()
-    engine = engines.build(MegatronEngineWithLMHead, folder / "model")
-    for step in range(2):
-        alone.step(engine, engines.batch(rank, step, dynamic=True), engines.batch(rank, step, dynamic=True))
-    return {"difference": trained.differences(alone), "outcomes": trained.outcomes}
-
-
-def recorded(rank: int, folder: Path, planner: str) -> Result:
+def recorded_routing_is_planned_for_the_update(at: Rank) -> None:
     """R2: the pass over old log-probabilities records routing, and the update replays it."""
-    engines.environment(planner, "verl-recorded")
-    results = []
-    for of_class in (MegatronEngineWithLMHead, with_plug_in()):
-        engine = engines.build(of_class, folder / "model", mode="R2")
-        trained = TrainedEngine()
-        for step in range(2):
-            routes = engines.inferred(engine, engines.batch(rank, step, has_routes=False))["routed_experts"]
-            data = engines.batch(rank, step, has_routes=False)
-            data["routed_experts"] = routes
-            trained.update(engine, data)
+    plugin = Plugin(
+        environment=engines.environment,
+        build=training.build,
+        train=training.train_on_recorded,
+        exported=engines.exported,
+        num_passes=4,
+    )
+    Contract(plugin).check_planned(at, "verl-recorded", 4, of_build={"mode": "R2"})
+
+
+def S5_training_is_that_of_verl_alone_when_verl_offloads_everything(at: Rank) -> None:
+    """Parameters, gradients and optimizer state are offloaded whenever verl does not use them."""
+    runs = []
+    engines.environment(AWAY, "offloaded")
+    with moving(at, 5) as outcomes:
+        for balanced in (False, True):
+            engine = training.build(at, balanced=balanced, offload=True)
+            trained: Trained = training.train(at, engine, num_updates=2)
+            engine.checkpoint_mananager.config.megatron.dist_ckpt_optim_fully_reshardable = True
+            engine.save_checkpoint(str(at.folder / f"offloaded {balanced}"))
+            engine.load_checkpoint(str(at.folder / f"offloaded {balanced}"), del_local_after_load=False)
+            engines.seed()
+            trained.numbers.append(engines.update(engine, engines.batch(at.number, 2)))
             trained.exports.append(engines.exported(engine))
-        results.append(trained)
-    engine.agent.detach()
-    alone, balanced = results
-    balanced.outputs = alone.outputs = [torch.zeros(1)]
-    return {"difference": balanced.differences(alone), "outcomes": balanced.outcomes}
+            runs.append(trained)
+    assert len(outcomes) == 5
+    check_moved(outcomes)
+    check_equal(runs[1], runs[0])
 
 
-def away(rank: int, folder: Path, planner: str) -> Result:
-    """The planner is away: the job trains as without the plug-in."""
-    engines.environment(AWAY, "away")
-    engine = engines.build(with_plug_in(), folder / "model")
-    trained = TrainedEngine()
-    for step in range(NUM_UPDATES):
-        trained.step(engine, engines.batch(rank, step), engines.batch(rank, step))
-    return {"difference": trained.differences(_trained["plain"]), "outcomes": trained.outcomes}
-
-
-SCENARIOS: dict[str, Callable[[int, Path, str], Result]] = {
-    each.__name__: each
-    for each in (plain, scripted, mutants, checkpoint, planned, recorded, away, offloaded, colocated, mbridge)
-}
+SCENARIOS = named(
+    the_framework_alone_trains,
+    CONTRACT.S5_all_is_that_of_the_framework_alone_when_experts_move_before_every_pass,
+    CONTRACT.no_expert_moves_for_an_export_and_permuted_and_stale_weights_are_seen,
+    S5_training_goes_on_from_a_checkpoint_after_reorders,
+    S5_a_planner_plans_every_pass_of_batches_of_dynamic_size,
+    recorded_routing_is_planned_for_the_update,
+    CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
+    S5_training_is_that_of_verl_alone_when_verl_offloads_everything,
+    a_critic_and_a_reference_in_the_same_process_stay_as_they_are,
+    S5_mbridge_exports_saves_and_loads_every_expert_under_its_name_after_reorders,
+)

@@ -19,7 +19,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from harness import doc_blocks, tiny_qwen3_moe
-from harness.trained import Result, Trained
+from harness.trained import Result, note_outcomes
 from harness.verl import engines
 
 AWAY = "127.0.0.1:1"
@@ -165,17 +165,16 @@ def train(group: Any) -> Result:
     from verl.utils import tensordict_utils
 
     group.set_loss_fn(engines.loss)
+    everywhere(group, note)
     for step in range(NUM_STEPS):
         data = tensordict_utils.concat_tensordict([engines.batch(rank, step) for rank in range(engines.RANKS)])
         tensordict_utils.assign_non_tensor(data, compute_loss=False)
         group.compute_log_prob(data)
-        everywhere(group, note)
         data = tensordict_utils.concat_tensordict([engines.batch(rank, step) for rank in range(engines.RANKS)])
         tensordict_utils.assign_non_tensor(
             data, compute_loss=True, mini_batch_size=len(data), epochs=1, seed=1, dataloader_kwargs={"shuffle": False}
         )
         metrics = tensordict_utils.get(group.update_actor(data), "metrics")
-        everywhere(group, note)
     return {name: metrics[name] for name in ("loss", "grad_norm")}
 
 
@@ -185,10 +184,8 @@ def everywhere(group: Any, function: Any) -> Sequence[Any]:
 
 
 def note(worker: Any) -> None:
-    """Keep what became of the plan of the last pass."""
-    engine = worker.worker_dict["actor"].actor.engine
-    trained = vars(worker).setdefault("trained", Trained())
-    trained.note(vars(engine).pop("outcome", None))
+    """Keep what becomes of the plan of every pass from now on."""
+    worker.noted = note_outcomes(worker.worker_dict["actor"].actor.engine.passes.agent)
 
 
 def pretend_own_machine(worker: Any) -> None:
@@ -207,10 +204,10 @@ def seen(worker: Any) -> Result:
     from harness.verl import ray_process
 
     engine = worker.worker_dict["actor"].actor.engine
-    settings, cluster = engine._passes.settings, engine._passes.cluster
+    settings, cluster = engine.passes.planned.settings, engine.passes.planned.cluster
     return {
         "engine": type(engine).__name__,
-        "outcomes": worker.trained.outcomes,
+        "outcomes": worker.noted,
         "job": settings.job,
         "planner": settings.planner,
         "slots": settings.slots,

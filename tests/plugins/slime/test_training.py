@@ -10,7 +10,7 @@ import pytest
 
 from relibra.agent import Phase
 from relibra.errors import InvalidInput, Unsupported
-from relibra.plugins.attached_job import AttachedJob
+from relibra.plugins.balanced_passes import BalancedPasses
 from relibra.plugins.slime import training as module
 from relibra.plugins.slime.framework import SLIME
 from relibra.plugins.slime.training import BalancedTraining
@@ -54,8 +54,8 @@ def job_arguments(folder: Path, **options: Any) -> SimpleNamespace:
 
 def attached(folder: Path, recorded: Recorded, **options: Any) -> BalancedTraining:
     training = BalancedTraining(SLIME, job_arguments(folder, **options))
-    job: Any = AttachedJob(recorded, recorded)  # type: ignore[arg-type]
-    with mock.patch.object(module, "attach_job", return_value=job):
+    passes = BalancedPasses(recorded, recorded)  # type: ignore[arg-type]
+    with mock.patch.object(module, "attach_job", return_value=passes):
         training.attach([], None)
     training.send_right_names(SimpleNamespace(update_weights=None))  # as the actor's `init` says what sends its weights
     return training
@@ -148,8 +148,8 @@ def test_S9_a_rollout_without_routing_trains_without_plans_and_the_log_says_so_o
 
 def test_S9_an_actor_that_does_not_say_what_sends_its_weights_is_refused(tmp_path: Path) -> None:
     training = BalancedTraining(SLIME, job_arguments(tmp_path))
-    job: Any = AttachedJob(Recorded(), Recorded())  # type: ignore[arg-type]
-    with mock.patch.object(module, "attach_job", return_value=job):
+    passes = BalancedPasses(Recorded(), Recorded())  # type: ignore[arg-type]
+    with mock.patch.object(module, "attach_job", return_value=passes):
         training.attach([], None)
     with pytest.raises(Unsupported, match="keeps the sender of its weights in weight_updater"), training.updates():
         pass

@@ -22,7 +22,7 @@ def process(monkeypatch: pytest.MonkeyPatch, *, rank: int = 0, **given: Any) -> 
     monkeypatch.setattr(module, "dist", SimpleNamespace(get_rank=lambda: rank))
     monkeypatch.setattr(TrainingProcess, "current", None)
     monkeypatch.setenv("RELIBRA_TOKEN", "secret")
-    passes: Any = SimpleNamespace(
+    planned = SimpleNamespace(
         settings=PluginSettings(planner="planner:7420", job="job", pack=True),
         attempt="launch",
         trainer=SimpleNamespace(ranks=RANKS),
@@ -30,7 +30,8 @@ def process(monkeypatch: pytest.MonkeyPatch, *, rank: int = 0, **given: Any) -> 
         is_registered=True,
     )
     settings = PluginSettings(**{"planner": "planner:7420", "job": "job", "pack": True} | given)
-    return TrainingProcess(settings, passes, LAYERS, lambda: 7)
+    passes: Any = SimpleNamespace(planned=planned, layers=LAYERS, next_index=7)
+    return TrainingProcess(settings, passes)
 
 
 def test_the_driver_learns_the_job_and_its_next_step(monkeypatch: pytest.MonkeyPatch) -> None:

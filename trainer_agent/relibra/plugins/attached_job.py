@@ -2,16 +2,16 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
-from relibra.agent import Agent, AgentConfig, attach, shared_attempt
-from relibra.agent.plans.plan_source import PlanSource
+from relibra.agent import AgentConfig, attach, shared_attempt
 from relibra.planning import Model
 from relibra.plugins import embedded
+from relibra.plugins.balanced_passes import BalancedPasses
 from relibra.plugins.dispatch_price import priced
 from relibra.plugins.model_sizes import sized
 from relibra.plugins.nodes import cluster_of, gather_hosts
@@ -25,14 +25,6 @@ from relibra.steps import TrainerLayout
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class AttachedJob:
-    """The agent of this rank, and the way of the job's passes to the planner."""
-
-    agent: Agent
-    passes: PlannedPasses
-
-
 def attach_job(
     settings: PluginSettings,
     layers: ModelLayers,
@@ -40,10 +32,10 @@ def attach_job(
     chunks: nn.Module | Sequence[nn.Module],
     optimizer: Any,
     *,
-    plans: PlanSource | None = None,
     unplanned: Sequence[str] = (),
-) -> AttachedJob:
-    """Collective over all ranks: attach an agent to the model of a job, and register the job.
+    next_index: int = 0,
+) -> BalancedPasses:
+    """Collective over all ranks: attach an agent to the model of a job, and register the job; return its passes.
 
     A job that is refused is not registered. A planner that is away is no error: the job trains without plans until the
     planner is back. An embedded planner is started first.
@@ -54,8 +46,8 @@ def attach_job(
         trainer_layout: returns how the framework assigns tokens to the ranks of a pipeline stage.
         chunks: the built model.
         optimizer: its optimizer.
-        plans: where plans come from, if not from the planner.
         unplanned: the other models of the job, such as "the critic", whose passes have no plan; the log names them.
+        next_index: the number of the first pass.
 
     Raises:
         InvalidInput: the layers do not describe this model.
@@ -90,7 +82,7 @@ def attach_job(
         config = get_model_config(chunks[0])
         params = priced(model, config.hidden_size, config.moe_token_dispatcher_type)
     attempt = shared_attempt()
-    passes = PlannedPasses(
+    planned = PlannedPasses(
         settings,
         model,
         cluster,
@@ -112,8 +104,8 @@ def attach_job(
         plan_timeout_s=settings.plan_timeout_s,
         attempt=attempt,
     )
-    agent = attach(chunks, optimizer, agent_config, plans=plans)
-    passes.register()
+    agent = attach(chunks, optimizer, agent_config)
+    planned.register()
     if dist.get_rank() == 0:
         log.warning(
             "relibra balances job %s: %d MoE layers of %d experts, EP groups: %d of %d nodes with %d ranks, %d "
@@ -135,4 +127,4 @@ def attach_job(
                 ", ".join(unplanned),
                 settings.job,
             )
-    return AttachedJob(agent, passes)
+    return BalancedPasses(agent, planned, layers, next_index=next_index)

@@ -1,21 +1,19 @@
 """AReaL's Megatron engine of the actor with an agent inside: every pass is planned from the passes before."""
 
 import os
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from areal.engine import megatron_engine
 
-from relibra.agent import Phase, StepOutcome
-from relibra.agent.plans.plan_source import PlanSource
+from relibra.agent import Phase
 from relibra.errors import Unsupported
 from relibra.plugins.areal import points
 from relibra.plugins.areal.recovery import StateByExpert
-from relibra.plugins.attached_job import AttachedJob, attach_job
-from relibra.plugins.logical_export import Renamed, exporting
+from relibra.plugins.attached_job import attach_job
+from relibra.plugins.balanced_passes import BalancedPasses
+from relibra.plugins.logical_export import Renamed
 from relibra.plugins.points import check_points
 from relibra.plugins.routed_counts import RoutedCounts
-from relibra.plugins.schedules import telling_micro_batches
 from relibra.plugins.settings import PluginSettings
 from relibra.routing.filler import FILLER_RULES
 from relibra.routing.model_config import layers_of_config
@@ -31,11 +29,8 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
     Each call of `forward_backward_batch` is a step at the planner.
     """
 
-    plan_source: PlanSource | None = None
-    """Where plans come from, if not from the planner."""
-    outcome: StepOutcome | None = None
-    """The outcome of the last pass that began under a plan."""
-    _job: AttachedJob | None = None
+    passes = BalancedPasses()
+    """The passes, in an engine that trains those of its agent."""
     _renamed: Renamed
     """Gives experts their own names, while an update of weights is under way."""
 
@@ -53,19 +48,18 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
             raise Unsupported("expected actor.use_lora=false, because relibra does not balance LoRA in AReaL")
         if self.enable_tree_training:
             raise Unsupported("expected actor.enable_tree_training=false, because relibra does not plan for trees")
-        self._pass_index = -1
-        layers = self._layers = layers_of_config(self.hf_config.get_text_config().to_dict())
-        self._job = attach_job(
+        layers = layers_of_config(self.hf_config.get_text_config().to_dict())
+        self.passes = attach_job(
             PluginSettings.read({}, os.environ, default_job="areal", may_pack=False),
             layers,
             trainer_layout,
             list(self.model),
             self.optimizer,
-            plans=self.plan_source,
         )
         self._state = self.checkpointer.optimizer = StateByExpert(self.optimizer)
+        assert self.passes.agent is not None
         self._routed = RoutedCounts(
-            self._job.agent,
+            self.passes.agent,
             list(self.model),
             num_layers=layers.num_moe_layers,
             num_experts=layers.num_experts,
@@ -73,78 +67,53 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
 
     def forward_backward_batch(self, mb_list: Any, process_output_fn: Any, forward_only: bool = False) -> None:
         """Run a pass as AReaL does, under a forecast."""
-        with self._pass(len(mb_list), Phase.RECOMPUTE if forward_only else Phase.UPDATE):
+        if self.passes.agent is None:
             super().forward_backward_batch(mb_list, process_output_fn, forward_only)
-        if self._job is not None:
-            counts_LE = self._routed.take()
-            if counts_LE is not None:
-                self._job.passes.note_routed(self._pass_index, counts_LE)
+            return
+        self.passes.begin_forecast(Phase.RECOMPUTE if forward_only else Phase.UPDATE, len(mb_list))
+        with self.passes.in_schedules_of(megatron_engine):
+            super().forward_backward_batch(mb_list, process_output_fn, forward_only)
+        counts_LE = self._routed.take()
+        if counts_LE is not None:
+            self.passes.note_routed(counts_LE)
 
     def optimizer_step(self) -> Any:
         """Step as AReaL does, and end the agent's step."""
         stats = super().optimizer_step()
-        if self._job is not None:
-            self._job.agent.end_step()
+        self.passes.end()
         return stats
 
     def save(self, meta: Any) -> None:
         """Save as AReaL does: sharded state under logical names, weights of Hugging Face from original places."""
-        with self._ignoring_names():
+        with self.passes.ignoring_names():
             super().save(meta)
 
     def load(self, meta: Any) -> None:
         """Load as AReaL does."""
-        if self._job is None:
+        if self.passes.agent is None:
             super().load(meta)
             return
-        with self._ignoring_names(), self._state.loading():
+        with self.passes.ignoring_names(), self._state.loading():
             super().load(meta)
 
     def _save_model_to_hf(self, *args: Any, **kwargs: Any) -> None:
         # The bridges and AReaL's own code write files in one call, and hand out no stream whose names could be changed.
-        with self._at_original_places():
+        with self.passes.at_original_places():
             super()._save_model_to_hf(*args, **kwargs)
 
     def _load_model_from_hf(self, *args: Any, **kwargs: Any) -> None:
-        if self._job is None:  # the load that begins every job
+        with self.passes.loading_by_place():
             super()._load_model_from_hf(*args, **kwargs)
-            return
-        agent = self._job.agent
-        with agent.restoring(agent.original_order):
-            super()._load_model_from_hf(*args, **kwargs)
-        agent.accept_weights()
 
     def _update_weights_from_distributed(self, meta: Any) -> None:
-        if self._job is None:
-            super()._update_weights_from_distributed(meta)
-            return
-        with exporting(self._job.agent, self._layers) as self._renamed:
+        with self.passes.exporting() as self._renamed:
             super()._update_weights_from_distributed(meta)
 
     def _update_bucket_weights_from_distributed(self, meta: Any, converted_named_tensors: list[Any]) -> None:
         """Send a bucket as AReaL does, with its names, after each expert got its own."""
-        if self._job is not None:
-            # In place, because AReaL empties the list to free the tensors.
-            converted_named_tensors[:] = self._renamed(list(converted_named_tensors), is_whole=False)
+        # In place, because AReaL empties the list to free the tensors.
+        converted_named_tensors[:] = self._renamed(list(converted_named_tensors), is_whole=False)
         super()._update_bucket_weights_from_distributed(meta, converted_named_tensors)
-
-    def _pass(self, num_micro_batches: int, phase: Phase) -> AbstractContextManager[None]:
-        """Collective over all ranks: begin a pass; return the context in which it runs."""
-        if self._job is None:
-            return nullcontext()
-        self._pass_index += 1
-        is_submitted = self._job.passes.forecast(self._pass_index, num_micro_batches)
-        if not is_submitted and self.plan_source is None:
-            self._job.agent.end_step()
-            return nullcontext()
-        self.outcome = self._job.agent.begin_step(self._pass_index, phase)
-        return telling_micro_batches(megatron_engine, self._job.agent)
-
-    def _ignoring_names(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._job is None else self._job.agent.ignoring_names()
-
-    def _at_original_places(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._job is None else self._job.agent.at_original_places()
 
 
 def trainer_layout(ranks: ParallelLayout) -> TrainerLayout:

@@ -4,19 +4,18 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from swift.megatron.trainers import grpo_trainer
 
-from relibra.agent import Agent, Phase, StepOutcome
-from relibra.agent.plans.plan_source import PlanSource
+from relibra.agent import Phase
 from relibra.errors import InvalidInput, Unsupported
 from relibra.plugins.attached_job import attach_job
+from relibra.plugins.balanced_passes import BalancedPasses
 from relibra.plugins.ms_swift import points
 from relibra.plugins.ms_swift.batch import rank_batch, routings, trainer_layout
-from relibra.plugins.planned_passes import PlannedPasses
 from relibra.plugins.points import check_points
 from relibra.plugins.settings import PluginSettings, job_name
 from relibra.routing import SequenceRouting, read_model_config
@@ -35,15 +34,8 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
     update, both have the same micro-batches, and are two phases of one step.
     """
 
-    plan_source: PlanSource | None = None
-    """Where plans come from, if not from the planner."""
-    outcome: StepOutcome | None = None
-    """The outcome of the last pass that began under a plan."""
-    agent: Agent | None = None
-    """The agent, once everything is built."""
-    _passes: PlannedPasses
-    _is_planned = False
-    """Whether the micro-batches of the policy that run now have a plan."""
+    passes = BalancedPasses()
+    """The passes of the policy, those of its agent once everything is built."""
     _has_said_unplanned = False
 
     def __init__(self, args: Any, template: Any, **kwargs: Any) -> None:
@@ -56,39 +48,42 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
         _check_settings(args)
         settings = PluginSettings.read({}, os.environ, default_job=_job_name(args), may_pack=False)
         super().__init__(args, template, **kwargs)
-        self._layers = read_model_config(self.hf_model_dir)
-        self._pass_index = -1
         self._routings: dict[int, Callable[[], list[SequenceRouting]]] = {}
         """The routing of each micro-batch of the generation, by the identity of its `GRPOBatch`; on reporting ranks."""
-        self._planned_batches: list[int] = []
-        """The micro-batches of the open step."""
         self._waiting: list[tuple[Any, dict[str, Any]]] = []
         """The micro-batches whose log-probabilities are to be computed."""
-        job = attach_job(
+        self.passes = attach_job(
             settings,
-            self._layers,
+            read_model_config(self.hf_model_dir),
             lambda ranks: trainer_layout(ranks, padding_free=args.padding_free),
             self.wrapped_models,
             self.optimizer,
-            plans=self.plan_source,
         )
-        self.agent, self._passes = job.agent, job.passes
-        self.bridge.export_weights = _read_by(job.agent.at_original_places, self.bridge.export_weights)
-        self.bridge.save_weights = job.agent.at_original_places()(self.bridge.save_weights)
+        export, save = self.bridge.export_weights, self.bridge.save_weights
+
+        @functools.wraps(export)
+        def export_weights(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            with self.passes.at_original_places():
+                yield from export(*args, **kwargs)
+
+        @functools.wraps(save)
+        def save_weights(*args: Any, **kwargs: Any) -> Any:
+            with self.passes.at_original_places():
+                return save(*args, **kwargs)
+
+        self.bridge.export_weights, self.bridge.save_weights = export_weights, save_weights
         # ms-swift's default, dp_reshardable, stores optimizer state by place.
         args.dist_ckpt_optim_fully_reshardable = True
 
     def train_step(self, train_data_iterator: Any) -> Any:
         """Train as ms-swift does, and end the agent's step."""
         result = super().train_step(train_data_iterator)
-        self._is_planned = False
-        if self.agent is not None:
-            self.agent.end_step()
+        self.passes.end()
         return result
 
     def forward_step(self, data_iterator: Any, model: Any) -> Any:
         """Run a micro-batch of an update as ms-swift does, and tell the agent which one it is."""
-        return self._told(super().forward_step)(data_iterator, model)
+        return self.passes.forward_step(super().forward_step)(data_iterator, model)
 
     def compute_per_token_logps(self, model: Any, data_iterator: Any, **kwargs: Any) -> Any:
         """Run a micro-batch without gradients, and tell the agent which one it is if the policy runs it."""
@@ -97,23 +92,23 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
         def run(data_iterator: Any, model: Any) -> Any:
             return compute(model, data_iterator, **kwargs)
 
-        return (self._told(run) if model is self.unwrapped_models[0] else run)(data_iterator, model)
+        run_policy = self.passes.forward_step(run)
+        return (run_policy if model is self.unwrapped_models[0] else run)(data_iterator, model)
 
     @contextmanager
     def offload_context(self) -> Iterator[None]:
         """Offload as ms-swift does, which walks over names without a use for them."""
-        with self._ignoring_names(), super().offload_context():
+        with self.passes.ignoring_names(), super().offload_context():
             yield
 
     def save_checkpoint(self) -> None:
         """Save as ms-swift does: sharded state under logical names, weights of Hugging Face from original places."""
-        with self._ignoring_names():
+        with self.passes.ignoring_names():
             super().save_checkpoint()
 
     def _build_rollout_buffer(self, data_iterator: Any) -> Any:
         if self._is_training():
             self._routings.clear()
-            self._planned_batches = []
         return super()._build_rollout_buffer(data_iterator)
 
     def _maybe_compute_logps(self, batch: Any, **kwargs: Any) -> Any:
@@ -136,41 +131,30 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
 
     def _on_train_step_batch(self, encoded_batches: Any) -> None:
         super()._on_train_step_batch(encoded_batches)
-        self._is_planned = self._begin([each["grpo_batch"] for each in encoded_batches], Phase.UPDATE)
+        self._begin([batch["grpo_batch"] for batch in encoded_batches], Phase.UPDATE)
 
     def _compute_waiting(self) -> None:
         """Collective over all ranks: compute the log-probabilities of all micro-batches that wait."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        self._is_planned = self._begin([batch["grpo_batch"] for batch, _ in waiting], Phase.RECOMPUTE)
+        self._begin([batch["grpo_batch"] for batch, _ in waiting], Phase.RECOMPUTE)
         with grpo_trainer.profiling_context(self, "compute_ref_old_logps"):
             for batch, kwargs in waiting:
                 batch.update(super()._maybe_compute_logps(batch, **kwargs))
-        self._is_planned = False
+        self.passes.pause()
 
     def _keep_routing(self, batch: Mapping[str, Any]) -> None:
-        if self._passes.is_reporting:
+        if self.passes.planned.is_reporting:
             # ms-swift will replace the rows by those of this rank. An error of a check here would end the job.
             rows = batch["routed_experts"].to("cpu", torch.int32)
             lengths = batch["grpo_batch"].seq_lengths.to("cpu") if self.args.padding_free else None
-            self._routings[id(batch["grpo_batch"])] = functools.partial(routings, rows, lengths, self._layers)
+            self._routings[id(batch["grpo_batch"])] = functools.partial(routings, rows, lengths, self.passes.layers)
 
-    def _begin(self, batches: Sequence[Any], phase: Phase) -> bool:
-        """Collective over all ranks: begin a phase with these micro-batches; return whether it has a plan."""
-        assert self.agent is not None
-        wanted = [id(each) for each in batches]
-        if wanted != self._planned_batches:
-            self._pass_index += 1
-            is_submitted = self._passes.plan(
-                self._pass_index, lambda: rank_batch([self._routings[each]() for each in wanted])
-            )
-            self._planned_batches = wanted if is_submitted or self.plan_source is not None else []
-        if not self._planned_batches:
-            self.agent.end_step()
-            return False
-        self.outcome = self.agent.begin_step(self._pass_index, phase)
-        return True
+    def _begin(self, batches: Sequence[Any], phase: Phase) -> None:
+        """Collective over all ranks: begin a phase with these micro-batches."""
+        key = tuple(map(id, batches))
+        self.passes.begin(phase, lambda: rank_batch([self._routings[batch]() for batch in key]), key)
 
     def _say_unplanned(self) -> None:
         if not self._has_said_unplanned:
@@ -180,28 +164,8 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
                 "This line is not repeated"
             )
 
-    def _told(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        if not self._is_planned:
-            return run
-        assert self.agent is not None
-        return self.agent.forward_step(run)
-
     def _is_training(self) -> bool:
         return bool(self.unwrapped_models[0].training)
-
-    def _ignoring_names(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.agent is None else self.agent.ignoring_names()
-
-
-def _read_by(context: Callable[[], AbstractContextManager[None]], export: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an export that is read inside a context. The first read and the end are collective over all ranks."""
-
-    @functools.wraps(export)
-    def read(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        with context():
-            yield from export(*args, **kwargs)
-
-    return read
 
 
 def _job_name(args: Any) -> str:

@@ -16,15 +16,13 @@ from nemo_rl.models.megatron import train as megatron_train
 from nemo_rl.models.policy.utils import get_runtime_env_for_policy_worker
 from nemo_rl.models.policy.workers import megatron_policy_worker as policy_worker
 
-from relibra.agent import Phase, StepOutcome
+from relibra.agent import Agent, Phase
 from relibra.agent.homes.snapshot import Snapshot
-from relibra.agent.plans.plan_source import PlanSource
 from relibra.errors import Unsupported
-from relibra.plugins.attached_job import AttachedJob, attach_job
-from relibra.plugins.logical_export import logical_export
+from relibra.plugins.attached_job import attach_job
+from relibra.plugins.balanced_passes import BalancedPasses, replaced
 from relibra.plugins.nemo_rl import points
 from relibra.plugins.nemo_rl.configuration import Packing, check_settings
-from relibra.plugins.schedules import telling_micro_batches
 from relibra.plugins.settings import PluginSettings
 from relibra.steps import RankBatch
 
@@ -39,12 +37,8 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
     A worker without an optimizer, such as that of a teacher, is left as it is.
     """
 
-    job: AttachedJob | None = None
-    """The job, in a worker that trains."""
-    plan_source: PlanSource | None = None
-    """Where plans come from, if not from the planner."""
-    outcome: StepOutcome | None = None
-    """What became of the plan of the last pass that had one."""
+    passes = BalancedPasses()
+    """The passes, in a worker that trains those of its agent."""
     _sends_names = False
     """Whether the export that is read goes to a receiver that gets names together with the tensors."""
 
@@ -62,14 +56,12 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
             return
         check_settings(config, slices_context_parallel_inputs=self.model_slices_context_parallel_inputs)
         self._packing = Packing(config, self.model)
-        self._pass_index = -1
-        self.job = attach_job(
+        self.passes = attach_job(
             PluginSettings.read(config.get("relibra") or {}, os.environ, default_job="nemo-rl", may_pack=False),
             self._packing.layers,
             self._packing.trainer_layout,
             self.model,
             self.optimizer,
-            plans=self.plan_source,
             unplanned=[] if getattr(self, "reference_state_dict", None) is None else ["the reference"],
         )
         # The default, dp_reshardable, stores optimizer state by place.
@@ -91,7 +83,7 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
         Raises:
             Unsupported: always, in a worker that trains.
         """
-        if self.job is not None:
+        if self.passes.agent is not None:
             raise Unsupported(
                 "relibra does not support NeMo-RL's single controller (begin_train_step): it runs passes over "
                 "log-probabilities while gradients of a step add up, and experts must not move then. Use "
@@ -103,19 +95,20 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
     def use_reference_model(self) -> Iterator[None]:
         """Swap in the reference as NeMo-RL does, with every expert where it lives now. Collective over all ranks."""
         with ExitStack() as swapped:
-            with nullcontext() if self.job is None else self.job.agent.copying() as self._order_of_own:
+            agent = self.passes.agent
+            with nullcontext() if agent is None else agent.copying() as self._order_of_own:
                 swapped.enter_context(super().use_reference_model())
             yield
 
     def _apply_state_dict_to_model(self, source_state_dict: Any, **kwargs: Any) -> None:
-        with nullcontext() if self.job is None else self.job.agent.restoring(self._order_of(source_state_dict)):
+        agent = self.passes.agent
+        with nullcontext() if agent is None else agent.restoring(self._order_of(agent, source_state_dict)):
             super()._apply_state_dict_to_model(source_state_dict, **kwargs)
 
-    def _order_of(self, state_dict: Any) -> Snapshot:
+    def _order_of(self, agent: Agent, state_dict: Any) -> Snapshot:
         """Return the order of the experts in a state dict: the reference was loaded before the first reorder."""
-        assert self.job is not None
         if state_dict is self.reference_state_dict:
-            return self.job.agent.original_order
+            return agent.original_order
         assert self._order_of_own is not None
         return self._order_of_own
 
@@ -134,45 +127,36 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
         these, every expert is at its original place while the export is read.
         """
         weights = super()._iter_params_with_optional_kv_scales(*args, **kwargs)
-        if self.job is not None and self._sends_names:
-            yield from logical_export(self.job.agent, self._packing.layers, weights)
-            return
-        with self._at_original_places():
-            yield from weights
+        return self.passes.exported(weights) if self._sends_names else self.passes.read_at_original_places(weights)
 
     def prepare_refit_info(self) -> Any:
         """Name the weights that leave as NeMo-RL does, at their original places."""
-        with self._at_original_places():
+        with self.passes.at_original_places():
             return super().prepare_refit_info()
 
     def prepare_nccl_reshard_refit_info(self, *args: Any, **kwargs: Any) -> Any:
         """Do likewise; NeMo-RL takes torch's collectives away meanwhile, so experts move before and after."""
-        with self._at_original_places():
+        with self.passes.at_original_places():
             return super().prepare_nccl_reshard_refit_info(*args, **kwargs)
 
     def nccl_reshard_refit(self, *args: Any, **kwargs: Any) -> Any:
         """Send the weights of this rank as NeMo-RL does, at their original places."""
-        with self._at_original_places():
+        with self.passes.at_original_places():
             return super().nccl_reshard_refit(*args, **kwargs)
 
     def check_tensor_parallel_attributes(self) -> Any:
         """Return what NeMo-RL does, which is the same for all experts."""
-        with nullcontext() if self.job is None else self.job.agent.ignoring_names():
+        with self.passes.ignoring_names():
             return super().check_tensor_parallel_attributes()
-
-    @contextmanager
-    def _at_original_places(self) -> Iterator[None]:
-        with nullcontext() if self.job is None else self.job.agent.at_original_places():
-            yield
 
     @contextmanager
     def _planned(self) -> Iterator[None]:
         """Have every pass in the body planned that replays routing, and end the last step."""
-        if self.job is None:
+        if self.passes.agent is None:
             yield
             return
         iterate, run = policy_worker.get_microbatch_iterator, policy_worker.megatron_forward_backward
-        agent, batch = self.job.agent, list[Callable[[], RankBatch]]()
+        batch = list[Callable[[], RankBatch]]()
 
         def get_microbatch_iterator(data: Any, cfg: Any, mbs: int, *args: Any, **kwargs: Any) -> Any:
             made = iterate(data, cfg, mbs, *args, **kwargs)
@@ -180,40 +164,21 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
             return made
 
         def megatron_forward_backward(*args: Any, **kwargs: Any) -> Any:
-            phase = Phase.RECOMPUTE if kwargs.get("forward_only", False) else Phase.UPDATE
-            if not kwargs.get("use_router_replay", False) or not self._begin(phase, batch[0]):
-                agent.end_step()
-                return run(*args, **kwargs)
-            with telling_micro_batches(megatron_train, agent):
+            if kwargs.get("use_router_replay", False):
+                self.passes.begin(Phase.RECOMPUTE if kwargs.get("forward_only", False) else Phase.UPDATE, batch[0])
+            else:
+                self.passes.begin_unplanned()
+            with self.passes.in_schedules_of(megatron_train):
                 return run(*args, **kwargs)
 
         with (
-            _replaced(policy_worker, "get_microbatch_iterator", get_microbatch_iterator),
-            _replaced(policy_worker, "megatron_forward_backward", megatron_forward_backward),
+            replaced(policy_worker, "get_microbatch_iterator", get_microbatch_iterator),
+            replaced(policy_worker, "megatron_forward_backward", megatron_forward_backward),
         ):
             yield
-        agent.end_step()
-
-    def _begin(self, phase: Phase, batch: Callable[[], RankBatch]) -> bool:
-        """Collective over all ranks: have a pass planned and begin it; return whether it runs under a plan."""
-        assert self.job is not None
-        self._pass_index += 1
-        if not self.job.passes.plan(self._pass_index, batch) and self.plan_source is None:
-            return False
-        self.outcome = self.job.agent.begin_step(self._pass_index, phase)
-        return True
+        self.passes.end()
 
 
 @ray.remote(runtime_env=get_runtime_env_for_policy_worker("megatron_policy_worker"))
 class Worker(BalancedWorker):
     """The actor of the worker, as `worker_extension_cls_fqn` names it."""
-
-
-@contextmanager
-def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
-from relibra.agent import Agent
-from relibra.plugins.logical_export import Renamed, exporting
-from relibra.routing import ModelLayers
+from relibra.plugins.balanced_passes import BalancedPasses
+from relibra.plugins.logical_export import Renamed
 
 BACKENDS = ("nccl", "ipc")
 """The backends that tell vLLM names and shapes in every sync, before the tensors."""
@@ -27,9 +26,9 @@ class LogicalWeights(WeightSource):  # type: ignore[misc]
         self._renamed: Renamed | None = None
 
     @contextmanager
-    def exporting(self, agent: Agent, layers: ModelLayers) -> Iterator[None]:
+    def exporting(self, passes: BalancedPasses) -> Iterator[None]:
         """Collective over all ranks: give experts their own names in the body, which sends the weights."""
-        with exporting(agent, layers) as self._renamed:
+        with passes.exporting() as self._renamed:
             try:
                 yield
             finally:

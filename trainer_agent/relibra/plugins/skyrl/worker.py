@@ -4,17 +4,15 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from skyrl.backends.skyrl_train.workers.megatron import megatron_model_wrapper, megatron_worker
 
-from relibra.agent import Phase, StepOutcome
-from relibra.agent.plans.plan_source import PlanSource
+from relibra.agent import Phase
 from relibra.errors import InvalidInput, Unsupported
-from relibra.plugins.attached_job import AttachedJob, attach_job
+from relibra.plugins.attached_job import attach_job
+from relibra.plugins.balanced_passes import BalancedPasses
 from relibra.plugins.points import check_points
-from relibra.plugins.schedules import telling_micro_batches
 from relibra.plugins.settings import PluginSettings
 from relibra.plugins.skyrl import points
 from relibra.plugins.skyrl.batch import rank_batch, trainer_layout
@@ -33,11 +31,8 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
     without an optimizer (`inference_only_init`) is left as it is.
     """
 
-    plan_source: PlanSource | None = None
-    """Where plans come from, if not from the planner."""
-    outcome: StepOutcome | None = None
-    """The outcome of the last pass that began under a plan."""
-    _job: AttachedJob | None = None
+    passes = BalancedPasses()
+    """The passes, in a worker that trains those of its agent."""
     _logical_weights: Any = None
     """The source of the weight sync, if names travel with the weights."""
 
@@ -52,17 +47,14 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
         if self.optimizer is None:
             return
         _check_settings(self.cfg, self.provider, is_lora=self._is_lora)
-        self._layers = layers_of_config(self.strategy.hf_config.get_text_config().to_dict())
-        self._job = attach_job(
+        self.passes = attach_job(
             PluginSettings.read({}, os.environ, default_job="skyrl", may_pack=False),
-            self._layers,
+            layers_of_config(self.strategy.hf_config.get_text_config().to_dict()),
             lambda ranks: trainer_layout(ranks, self.cfg.remove_microbatch_padding),
             self.actor_module,
             self.optimizer,
-            plans=self.plan_source,
             unplanned=_unplanned_models(self.cfg),
         )
-        self._pass_index = -1
         self._has_gradients = self._has_said_unrouted = False
         self.model.forward = self._in_a_pass(self.model.forward, is_training=False)
         self.model.forward_backward_mini_batch = self._in_a_pass(
@@ -74,29 +66,28 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
     def optim_step(self) -> Any:
         """Step as SkyRL does, and end the agent's step."""
         grad_norm = super().optim_step()
-        if self._job is not None:
-            self._job.agent.end_step()
-            self._has_gradients = False
+        self.passes.end()
+        self._has_gradients = False
         return grad_norm
 
     def offload_to_cpu(self, *args: Any, **kwargs: Any) -> None:
         """Offload as SkyRL does, which walks over names without a use for them."""
-        with self._ignoring_names():
+        with self.passes.ignoring_names():
             super().offload_to_cpu(*args, **kwargs)
 
     def backload_to_gpu(self, *args: Any, **kwargs: Any) -> None:
         """Bring back what was offloaded, likewise."""
-        with self._ignoring_names():
+        with self.passes.ignoring_names():
             super().backload_to_gpu(*args, **kwargs)
 
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """Save sharded state as SkyRL does; it is under logical names."""
-        with self._ignoring_names():
+        with self.passes.ignoring_names():
             super().save_checkpoint(*args, **kwargs)
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
         """Load as SkyRL does."""
-        with self._ignoring_names():
+        with self.passes.ignoring_names():
             return super().load_checkpoint(*args, **kwargs)
 
     def save_hf_model(self, *args: Any, **kwargs: Any) -> None:
@@ -104,17 +95,17 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
 
         Megatron-Bridge writes the files in one call, and hands out no stream whose names could be changed.
         """
-        with self._at_original_places():
+        with self.passes.at_original_places():
             super().save_hf_model(*args, **kwargs)
 
     async def init_weight_sync_state(self, *args: Any, **kwargs: Any) -> None:
         """Collective over all ranks: prepare the weight sync as SkyRL does, which may read weights."""
-        with self._at_original_places():
+        with self.passes.at_original_places():
             await super().init_weight_sync_state(*args, **kwargs)
 
     def _build_weight_source(self, dtype: Any, backend: str) -> Any:
         source = super()._build_weight_source(dtype, backend)
-        if self._job is None:
+        if self.passes.agent is None:
             return source
         from relibra.plugins.skyrl.weights import BACKENDS, LogicalWeights
 
@@ -127,7 +118,8 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
 
         Backends that do not tell the names every time read the weights from original places.
         """
-        with self._exporting():
+        weights = self._logical_weights
+        with self.passes.at_original_places() if weights is None else weights.exporting(self.passes):
             await super().broadcast_to_inference_engines(*args, **kwargs)
 
     def _in_a_pass(self, run: Callable[..., Any], *, is_training: bool) -> Callable[..., Any]:
@@ -136,27 +128,24 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
         @functools.wraps(run)
         def planned(micro_batches: Sequence[Mapping[str, Any]], *args: Any, **kwargs: Any) -> Any:
             phase = Phase.UPDATE if is_training and not kwargs.get("forward_only", False) else Phase.RECOMPUTE
-            with self._pass(micro_batches, phase):
+            self._begin(micro_batches, phase)
+            with self.passes.in_schedules_of(megatron_model_wrapper):
                 return run(micro_batches, *args, **kwargs)
 
         return planned
 
-    def _pass(self, micro_batches: Sequence[Mapping[str, Any]], phase: Phase) -> AbstractContextManager[None]:
-        """Collective over all ranks: begin a pass; return the context in which it runs."""
-        assert self._job is not None
+    def _begin(self, micro_batches: Sequence[Mapping[str, Any]], phase: Phase) -> None:
+        """Collective over all ranks: begin a pass."""
         # Experts must not move while gradients accumulate over several calls of forward_backward.
         may_move = not self._has_gradients
         self._has_gradients |= phase is Phase.UPDATE
-        if not all(each.get("rollout_expert_indices") is not None for each in micro_batches):
+        has_routing = all(batch.get("rollout_expert_indices") is not None for batch in micro_batches)
+        if not has_routing:
             self._say_unrouted()
-        elif may_move:
-            self._pass_index += 1
-            is_submitted = self._job.passes.plan(self._pass_index, lambda: rank_batch(micro_batches, self._layers))
-            if is_submitted or self.plan_source is not None:
-                self.outcome = self._job.agent.begin_step(self._pass_index, phase)
-                return telling_micro_batches(megatron_model_wrapper, self._job.agent)
-        self._job.agent.end_step()
-        return nullcontext()
+        if has_routing and may_move:
+            self.passes.begin(phase, lambda: rank_batch(micro_batches, self.passes.layers))
+        else:
+            self.passes.begin_unplanned()
 
     def _say_unrouted(self) -> None:
         if not self._has_said_unrouted:
@@ -165,18 +154,6 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
                 "relibra: a batch has no rollout_expert_indices, so its pass runs without a plan; if routing should be "
                 "replayed, set generator.inference_engine.enable_return_routed_experts=true. This line is not repeated"
             )
-
-    def _ignoring_names(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._job is None else self._job.agent.ignoring_names()
-
-    def _exporting(self) -> AbstractContextManager[None]:
-        if self._job is None or self._logical_weights is None:
-            return self._at_original_places()
-        exporting: AbstractContextManager[None] = self._logical_weights.exporting(self._job.agent, self._layers)
-        return exporting
-
-    def _at_original_places(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._job is None else self._job.agent.at_original_places()
 
 
 def _unplanned_models(config: Any) -> list[str]:

@@ -3,18 +3,17 @@
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from relibra.agent import Agent, Phase
-from relibra.agent.plans.plan_source import PlanSource
+from relibra.agent import Phase
 from relibra.errors import Unsupported
-from relibra.plugins.attached_job import AttachedJob, attach_job
-from relibra.plugins.logical_export import exporting
+from relibra.plugins.attached_job import attach_job
+from relibra.plugins.balanced_passes import BalancedPasses
 from relibra.plugins.settings import PluginSettings, job_name
 from relibra.plugins.slime.framework import Batches, Framework, unplanned_models
 from relibra.plugins.slime.rollout_packing import PackingJob, install, tell
@@ -41,9 +40,6 @@ class BalancedTraining:
         Unsupported: relibra cannot balance the job with one of its options.
     """
 
-    plan_source: PlanSource | None = None
-    """Where plans come from, if not from the planner."""
-
     def __init__(self, framework: Framework, args: Any) -> None:
         framework.check(args)
         self._framework, self._args = framework, args
@@ -57,36 +53,28 @@ class BalancedTraining:
         if self._settings.pack:
             framework.check_packing(args)
         self._layers = read_model_config(_config_file(args.hf_checkpoint))
-        self._job: AttachedJob | None = None
+        self.passes = BalancedPasses()
+        """The passes, those of the agent once the model is built, in a process that trains the actor."""
         self._has_routing = self._has_said_unrouted = self._has_updater = False
         self._batches: Batches | None = None
         """The batches of the rollout, on ranks that report them."""
         self._phase: Phase | None = None
-        self._training_step = 0
-        self._planned_step: int | None = None
-        """The training step whose plan is open."""
-        self._pass_index = -1
+        self._rollout = self._training_step = 0
         self._manager: Any = None
         """The rollout manager, if this process tells it which step comes next."""
 
-    @property
-    def agent(self) -> Agent | None:
-        """The agent, once the model is built, in a process that trains the actor."""
-        return self._job.agent if self._job is not None else None
-
     def attach(self, chunks: Sequence[Any], optimizer: Any) -> None:
         """Collective over all ranks: register the job, and attach an agent to the model that was built and loaded."""
-        self._job = attach_job(
+        self.passes = attach_job(
             self._settings,
             self._layers,
             lambda ranks: self._framework.trainer_layout(self._args, ranks),
             chunks,
             optimizer,
-            plans=self.plan_source,
             unplanned=unplanned_models(self._args),
         )
         if self._settings.pack:
-            check_packable(self._job.passes.trainer.ranks, self._job.passes.cluster)
+            check_packable(self.passes.planned.trainer.ranks, self.passes.planned.cluster)
 
     def pack_rollouts(self, manager: Any) -> None:
         """Have the rollout manager ask the planner which micro-batch and rank each sample gets, if pack is set.
@@ -94,15 +82,15 @@ class BalancedTraining:
         Args:
             manager: the handle of the actor.
         """
-        if self._job is None or manager is None or not self._settings.pack or dist.get_rank() != 0:
+        if self.passes.agent is None or manager is None or not self._settings.pack or dist.get_rank() != 0:
             return
-        passes = self._job.passes
+        planned = self.passes.planned
         job = PackingJob(
-            planner=passes.settings.planner,
-            job=passes.settings.job,
-            attempt=passes.attempt,
+            planner=planned.settings.planner,
+            job=planned.settings.job,
+            attempt=planned.attempt,
             layers=self._layers,
-            ranks=passes.trainer.ranks,
+            ranks=planned.trainer.ranks,
             credentials=Credentials.from_env(),
         )
         try:
@@ -121,14 +109,15 @@ class BalancedTraining:
     def tell_manager(self, rollout_id: int) -> None:
         """Tell the rollout manager which step at the planner follows the updates of a rollout. It may be busy."""
         if self._manager is not None:
-            self._manager.__ray_call__.remote(tell, rollout_id, self._pass_index + 1)
+            self._manager.__ray_call__.remote(tell, rollout_id, self.passes.next_index)
 
     def note_rollout(
         self, rollout_data: Mapping[str, Any], iterators: Sequence[Any], num_microbatches: Sequence[int]
     ) -> None:
         """Keep the routing of a rollout until its passes have begun."""
-        self._planned_step, self._has_routing = None, True
-        if self._job is not None and self._job.passes.is_reporting:
+        self._rollout += 1
+        self._has_routing = True
+        if self.passes.agent is not None and self.passes.planned.is_reporting:
             self._batches = self._framework.batches(self._layers, rollout_data, iterators, num_microbatches)
 
     @contextmanager
@@ -152,55 +141,54 @@ class BalancedTraining:
         Raises:
             Unsupported: nobody has said what sends the weights, so they would leave under wrong names.
         """
-        if self.agent is not None and not self._has_updater:
+        if self.passes.agent is not None and not self._has_updater:
             raise Unsupported(
                 f"expected {self._framework.version} or one like it, whose actor keeps the sender of its weights in "
                 f"weight_updater, and this {self._framework.name} has set no such attribute; use that version, or "
                 "remove --custom-megatron-init-path to train without balancing"
             )
-        names = self.agent.ignoring_names() if self.agent is not None else nullcontext()
-        with self._passes(Phase.UPDATE), names:
+        with self._passes(Phase.UPDATE), self.passes.ignoring_names():
             yield
-        self._batches, self._planned_step, self._has_routing = None, None, False
-        if self.agent is not None:
-            self.agent.end_step()
+        self._batches, self._has_routing = None, False
+        self.passes.end()
 
     def run(self, schedule: Callable[..., Any], *, forward_step_func: Any, **more: Any) -> Any:
         """Run the micro-batches of a training step with megatron's schedule, under a plan if there is one."""
-        if self._job is not None and self._phase is not None:
-            if self._begin(self._job, self._phase):
-                forward_step_func = self._job.agent.forward_step(forward_step_func)
+        if self.passes.agent is not None and self._phase is not None:
+            self._begin(self._phase, self._training_step)
+            forward_step_func = self.passes.forward_step(forward_step_func)
             self._training_step += 1
         return schedule(forward_step_func=forward_step_func, **more)
 
     def follow(self, backuper: Any) -> None:
         """Keep the order of experts in backups of weights, whatever reorders happen."""
-        if self.agent is not None:
-            self.agent.follow(backuper)
+        if self.passes.agent is not None:
+            self.passes.agent.follow(backuper)
 
     def at_original_places(self) -> AbstractContextManager[None]:
         """Collective over all ranks: have every expert at its original place in the body, to be exported."""
-        return self.agent.at_original_places() if self.agent is not None else nullcontext()
+        return self.passes.at_original_places()
 
     def send_right_names(self, updater: Any) -> None:
         """Make the updates of rollout engines send every expert under its own name; a second call does nothing."""
         self._has_updater = True
-        if self.agent is None or "update_weights" in vars(updater):
+        agent = self.passes.agent
+        if agent is None or "update_weights" in vars(updater):
             return
         if any(each.__name__ == "UpdateWeightFromTensor" for each in type(updater).__mro__):
             # Backups have the original order, so their names are right. The modules may have no memory then. slime also
             # sends an expert only to the rank of the engine that holds its number, for which it takes the place.
-            updater.update_weights = self.agent.ignoring_names()(updater.update_weights)
+            updater.update_weights = agent.ignoring_names()(updater.update_weights)
         elif hasattr(updater, self._framework.sending):
-            self._rename_experts(self.agent, updater)
+            self._rename_experts(updater)
         else:  # slime's update through files of Hugging Face, which it writes by place
-            updater.update_weights = self.agent.at_original_places()(updater.update_weights)
+            updater.update_weights = agent.at_original_places()(updater.update_weights)
 
-    def _rename_experts(self, agent: Agent, updater: Any) -> None:
+    def _rename_experts(self, updater: Any) -> None:
         update, send = updater.update_weights, getattr(updater, self._framework.sending)
 
         def update_weights(*args: Any, **kwargs: Any) -> Any:
-            with exporting(agent, self._layers) as renamed:
+            with self.passes.exporting() as renamed:
 
                 def rename(weights: list[Any]) -> None:
                     # In place, because the frameworks empty the list to free the tensors.
@@ -219,29 +207,18 @@ class BalancedTraining:
         finally:
             self._phase = None
 
-    def _begin(self, job: AttachedJob, phase: Phase) -> bool:
-        """Collective over all ranks: begin the next pass, and return whether it has a plan."""
-        step = self._training_step
-        if step != self._planned_step:
-            self._pass_index += 1
-            self._planned_step = step if self._plan(job, step) else None
-        if self._planned_step is None:
-            job.agent.end_step()
-            return False
-        job.agent.begin_step(self._pass_index, phase)
-        return True
+    def _begin(self, phase: Phase, training_step: int) -> None:
+        """Collective over all ranks: begin the next pass."""
+        if not self._has_routing:
+            self.passes.begin_unplanned()
+            self._say_unrouted()
+            return
 
-    def _plan(self, job: AttachedJob, step: int) -> bool:
         def batch() -> RankBatch:
             assert self._batches is not None
-            return self._batches(step)
+            return self._batches(training_step)
 
-        if self._has_routing:
-            is_submitted = job.passes.plan(self._pass_index, batch)
-        else:
-            is_submitted = False
-            self._say_unrouted()
-        return is_submitted or self.plan_source is not None
+        self.passes.begin(phase, batch, key=(self._rollout, training_step))
 
     def _say_unrouted(self) -> None:
         if dist.get_rank() == 0 and not self._has_said_unrouted:

@@ -5,12 +5,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from relibra.agent import Agent, Phase
-from relibra.agent.plans.plan_source import PlanSource
+from relibra.agent import Phase
 from relibra.errors import InvalidInput, Unsupported
 from relibra.plugins.attached_job import attach_job
-from relibra.plugins.logical_export import logical_export
-from relibra.plugins.planned_passes import PlannedPasses
+from relibra.plugins.balanced_passes import BalancedPasses, replaced
 from relibra.plugins.settings import PluginSettings
 from relibra.plugins.verl.batch import rank_batch, trainer_layout
 from relibra.plugins.verl.configuration import default_job, find_configuration, relibra_section, unplanned_models
@@ -29,12 +27,8 @@ def balanced(engine: type[Any]) -> type[Any]:
     class BalancedEngine(engine):  # type: ignore[misc]
         """verl's engine; its own methods run unchanged, between the calls that drive the agent."""
 
-        agent: Agent | None = None
-        """The agent, in an engine that trains."""
-        plan_source: PlanSource | None = None
-        """Where plans come from, if not from the planner."""
-        _passes: PlannedPasses
-        _pass_index = -1
+        passes = BalancedPasses()
+        """The passes, in an engine that trains those of its agent."""
 
         def initialize(self) -> None:
             """Build the model as verl does, and attach an agent to it.
@@ -44,10 +38,7 @@ def balanced(engine: type[Any]) -> type[Any]:
                 Unsupported: the agent cannot execute the model, the optimizer or a setting of verl.
             """
             # verl builds the model anew, so the old one is given up as it is. The job goes on, and its passes count on.
-            if self.agent is not None:
-                self.agent.detach()
-                self._passes.close()
-                self.agent = None
+            self.passes.close()
             if self.engine_config.forward_only:
                 super().initialize()
                 return
@@ -57,56 +48,50 @@ def balanced(engine: type[Any]) -> type[Any]:
             )
             super().initialize()
             self._mode = checked_mode(self.engine_config, self.tf_config)
-            self._layers = read_model_config(self.model_config.local_path)
             with self._on_device():
-                job = attach_job(
+                self.passes = attach_job(
                     settings,
-                    self._layers,
+                    read_model_config(self.model_config.local_path),
                     lambda ranks: trainer_layout(ranks, mode=self._mode),
                     self.module,
                     self.optimizer,
-                    plans=self.plan_source,
                     unplanned=unplanned_models(configuration),
+                    next_index=self.passes.next_index,
                 )
-            self.agent, self._passes = job.agent, job.passes
-            self._process = TrainingProcess(settings, job.passes, self._layers, lambda: self._pass_index + 1)
+            self._process = TrainingProcess(settings, self.passes)
             self._checkpoint_by_expert()
 
         def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
             """Run a pass as verl does, under a plan if it replays routing or records it."""
-            if self.agent is None:
+            if self.passes.agent is None:
                 return super().forward_backward_batch(data, loss_function, forward_only)
-            self._is_planned = False
+            self.passes.pause()
             with self._seeing_micro_batches(lambda *of_pass: self._begin(*of_pass, forward_only=forward_only)):
                 return super().forward_backward_batch(data, loss_function, forward_only)
 
         def forward_step(self, batch_iter: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
             """Run one micro-batch as verl does, and tell the agent which one it is."""
-            run = super().forward_step
-            if self.agent is not None and self._is_planned:
-                run = self.agent.forward_step(run)
-            return run(batch_iter, model, *args, **kwargs)
+            return self.passes.forward_step(super().forward_step)(batch_iter, model, *args, **kwargs)
 
         def optimizer_step(self) -> Any:
             """Step as verl does, and end the agent's step."""
             grad_norm = super().optimizer_step()
-            if self.agent is not None:
-                self.agent.end_step()
+            self.passes.end()
             return grad_norm
 
         def to(self, *args: Any, **kwargs: Any) -> None:
             """Move parameters as verl does; it walks over their names without a use for them."""
-            with self._ignoring_names():
+            with self.passes.ignoring_names():
                 super().to(*args, **kwargs)
 
         def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
             """Save as verl does: sharded state under logical names, weights of Hugging Face from original places."""
-            with self._ignoring_names():
+            with self.passes.ignoring_names():
                 super().save_checkpoint(*args, **kwargs)
 
         def load_checkpoint(self, *args: Any, **kwargs: Any) -> None:
             """Load as verl does."""
-            with self._ignoring_names():
+            with self.passes.ignoring_names():
                 super().load_checkpoint(*args, **kwargs)
 
         def get_per_tensor_param(self, *args: Any, **kwargs: Any) -> Any:
@@ -114,12 +99,10 @@ def balanced(engine: type[Any]) -> type[Any]:
 
             The first read is collective over all ranks.
             """
-            with self._ignoring_names():
+            with self.passes.ignoring_names():
                 weights, adapter = super().get_per_tensor_param(*args, **kwargs)
-            if self.agent is None:
-                return weights, adapter
             # With an adapter, the export may be that of the adapter alone.
-            return logical_export(self.agent, self._layers, weights, is_whole=adapter is None), adapter
+            return self.passes.exported(weights, is_whole=adapter is None), adapter
 
         def get_per_tensor_param_shard(self, *args: Any, **kwargs: Any) -> Any:
             """Return verl's export of shards, which has every expert at its original place while it is read.
@@ -127,41 +110,27 @@ def balanced(engine: type[Any]) -> type[Any]:
             verl sends what changed in a shard since the last export, under megatron's names, so a place must hold the
             same expert each time. The first read and the end are collective over all ranks.
             """
-            with self._ignoring_names():
+            with self.passes.ignoring_names():
                 shards, adapter = super().get_per_tensor_param_shard(*args, **kwargs)
-            return self._at_original_places(shards), adapter
+            return self.passes.read_at_original_places(shards), adapter
 
         def _checkpoint_by_expert(self) -> None:
-            assert self.agent is not None
-            agent = self.agent
+            passes = self.passes
             manager = self.checkpoint_mananager  # verl spells it so
             # Its default, dp_reshardable, stores optimizer state by place.
             manager.config.megatron.dist_ckpt_optim_fully_reshardable = True
             # The bridges write files in one call, and hand out no stream whose names could be changed.
-            manager._save_model_as_hf_via_bridge = agent.at_original_places()(manager._save_model_as_hf_via_bridge)
-            load = manager._load_model_as_hf_via_bridge
+            save, load = manager._save_model_as_hf_via_bridge, manager._load_model_as_hf_via_bridge
+
+            def save_by_place(*args: Any, **kwargs: Any) -> None:
+                with passes.at_original_places():
+                    save(*args, **kwargs)
 
             def load_by_place(*args: Any, **kwargs: Any) -> None:
-                with agent.restoring(agent.original_order):
+                with passes.loading_by_place():
                     load(*args, **kwargs)
-                agent.accept_weights()
 
-            manager._load_model_as_hf_via_bridge = load_by_place
-
-        def _at_original_places(self, weights: Any) -> Iterator[Any]:
-            if self.agent is None:
-                yield from weights
-                return
-            with self.agent.at_original_places():
-                yield from weights
-
-        @contextmanager
-        def _ignoring_names(self) -> Iterator[None]:
-            if self.agent is None:
-                yield
-                return
-            with self.agent.ignoring_names():
-                yield
+            manager._save_model_as_hf_via_bridge, manager._load_model_as_hf_via_bridge = save_by_place, load_by_place
 
         @contextmanager
         def _on_device(self) -> Iterator[None]:
@@ -176,24 +145,14 @@ def balanced(engine: type[Any]) -> type[Any]:
 
         def _begin(self, data: Any, micro_batches: Any, indices: Any, *, forward_only: bool) -> None:
             """Collective over all ranks: have a pass planned, and begin it, once its micro-batches are known."""
-            assert self.agent is not None
+            passes, phase = self.passes, Phase.RECOMPUTE if forward_only else Phase.UPDATE
             if not transformer_impl.tu.get_non_tensor_data(data, key="enable_routing_replay", default=False):
-                is_submitted = False
+                passes.begin_unplanned()
             elif "routed_experts" in data.keys():  # noqa: SIM118 (a TensorDict refuses `in`)
                 self._process.note_pass()
-                self._pass_index += 1
-                is_submitted = self._passes.plan(
-                    self._pass_index, lambda: rank_batch(data, micro_batches, indices, self._layers, mode=self._mode)
-                )
+                passes.begin(phase, lambda: rank_batch(data, micro_batches, indices, passes.layers, mode=self._mode))
             else:
-                self._pass_index += 1
-                is_submitted = self._passes.forecast(self._pass_index, len(micro_batches))
-            self._is_planned = is_submitted or self.plan_source is not None
-            if self._is_planned:
-                phase = Phase.RECOMPUTE if forward_only else Phase.UPDATE
-                self.outcome = self.agent.begin_step(self._pass_index, phase)
-            else:
-                self.agent.end_step()
+                passes.begin_forecast(phase, len(micro_batches))
 
         @contextmanager
         def _seeing_micro_batches(self, note: Callable[[Any, Any, Any], None]) -> Iterator[None]:
@@ -205,11 +164,8 @@ def balanced(engine: type[Any]) -> type[Any]:
                 note(data, micro_batches, indices)
                 return micro_batches, indices
 
-            transformer_impl.prepare_micro_batches = prepare_micro_batches
-            try:
+            with replaced(transformer_impl, "prepare_micro_batches", prepare_micro_batches):
                 yield
-            finally:
-                transformer_impl.prepare_micro_batches = prepare
 
     return BalancedEngine
 

@@ -2,13 +2,12 @@
 
 import logging
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
 from relibra.planning import Cluster
-from relibra.plugins.planned_passes import PlannedPasses
+from relibra.plugins.balanced_passes import BalancedPasses
 from relibra.plugins.settings import EMBEDDED, PluginSettings
 from relibra.routing import ModelLayers
 from relibra.routing.token_layout import ParallelLayout
@@ -39,18 +38,14 @@ class TrainingProcess:
 
     Args:
         settings: the settings of the plug-in, as the user gave them.
-        passes: the way of the job's passes to the planner.
-        layers: the layers of the model.
-        next_step: returns the step at the planner of the next pass.
+        passes: the passes of the engine.
     """
 
     current: "TrainingProcess | None" = None
     """That of the engine that trains in this process."""
 
-    def __init__(
-        self, settings: PluginSettings, passes: PlannedPasses, layers: ModelLayers, next_step: Callable[[], int]
-    ) -> None:
-        self._passes, self._layers, self._next_step = passes, layers, next_step
+    def __init__(self, settings: PluginSettings, passes: BalancedPasses) -> None:
+        self._passes = passes
         self._token = os.environ.get("RELIBRA_TOKEN") if settings.planner == EMBEDDED else None
         self._is_awaited = settings.pack and dist.get_rank() == 0
         TrainingProcess.current = self
@@ -58,15 +53,16 @@ class TrainingProcess:
     def answer(self) -> TrainedJob:
         """Return what the driver wants to know."""
         self._is_awaited = False
+        planned = self._passes.planned
         return TrainedJob(
-            settings=self._passes.settings,
+            settings=planned.settings,
             token=self._token,
-            attempt=self._passes.attempt,
-            layers=self._layers,
-            ranks=self._passes.trainer.ranks,
-            cluster=self._passes.cluster,
-            next_step=self._next_step(),
-            is_registered=self._passes.is_registered,
+            attempt=planned.attempt,
+            layers=self._passes.layers,
+            ranks=planned.trainer.ranks,
+            cluster=planned.cluster,
+            next_step=self._passes.next_index,
+            is_registered=planned.is_registered,
         )
 
     def note_pass(self) -> None:

@@ -1,0 +1,134 @@
+"""The plug-ins inside the frameworks themselves, beside the frameworks alone; ranks act and assert in the harness."""
+
+from typing import Any
+
+import pytest
+
+from harness.framework_runs import FrameworkRun
+
+ALL = (
+    "the_framework_alone_trains",
+    "S5_all_is_that_of_the_framework_alone_when_experts_move_before_every_pass",
+    "L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in",
+)
+RENAMING = (*ALL, "no_expert_moves_for_an_export_and_permuted_and_stale_weights_are_seen")
+VERL = (
+    *RENAMING,
+    "S5_training_goes_on_from_a_checkpoint_after_reorders",
+    "S5_a_planner_plans_every_pass_of_batches_of_dynamic_size",
+    "recorded_routing_is_planned_for_the_update",
+    "S5_training_is_that_of_verl_alone_when_verl_offloads_everything",
+    "a_critic_and_a_reference_in_the_same_process_stay_as_they_are",
+    "S5_mbridge_exports_saves_and_loads_every_expert_under_its_name_after_reorders",
+    "S5_a_planner_plans_every_pass_of_two_pipeline_stages",
+    "S5_a_planner_plans_every_pass_with_tensor_parallelism",
+    "S5_a_planner_plans_every_pass_with_context_parallelism",
+    "with_pack_sequences_start_on_the_machine_of_their_experts",
+    "L1_verls_own_deal_stays_while_the_planner_is_away",
+)
+SKYRL = (
+    *RENAMING,
+    "skyrl_alone_continues_from_a_checkpoint_after_reorders",
+    "a_planner_plans_micro_batches_of_equal_size",
+    "a_planner_plans_micro_batches_by_tokens",
+    "experts_stay_while_gradients_accumulate",
+    "the_entry_point_trains_with_the_worker_of_the_plug_in",
+)
+AREAL = (
+    *RENAMING,
+    "S5_a_checkpoint_of_hugging_face_has_every_expert_under_its_name_after_reorders",
+    "S5_mbridge_sends_saves_loads_and_recovers_every_expert_under_its_name_after_reorders",
+    "a_planner_forecasts_passes_from_the_passes_before",
+    "the_trainer_creates_the_engine_of_the_plug_in",
+)
+MS_SWIFT = (
+    *ALL,
+    "permuted_and_stale_weights_are_seen",
+    "S5_ms_swift_alone_loads_a_checkpoint_after_reorders",
+    "a_planner_plans_log_probs_of_a_generation_and_each_of_its_updates",
+    "a_job_that_replays_nothing_is_refused",
+)
+NEMO_RL = (
+    *RENAMING,
+    "the_planned_rows_are_those_that_nemo_rl_gives_to_its_routers",
+    "a_reference_that_is_swapped_in_by_place_is_seen",
+    "S9_what_nemo_rl_alone_does_by_place_is_refused_after_a_reorder",
+    "a_planner_plans_packed_sequences",
+    "a_planner_plans_batches_of_dynamic_size",
+    "a_planner_plans_padded_batches",
+    "a_worker_without_optimizer_gets_no_agent",
+    "a_script_that_is_run_through_the_plug_in_starts_its_workers_in_the_environment_of_nemo_rls",
+)
+
+
+@pytest.mark.parametrize("scenario", VERL)
+def test_verl(verl_engines: FrameworkRun, scenario: str) -> None:
+    verl_engines.check(scenario, VERL)
+
+
+@pytest.mark.parametrize("scenario", SKYRL)
+def test_skyrl(skyrl_workers: FrameworkRun, scenario: str) -> None:
+    skyrl_workers.check(scenario, SKYRL)
+
+
+@pytest.mark.parametrize("scenario", AREAL)
+def test_areal(areal_engines: FrameworkRun, scenario: str) -> None:
+    areal_engines.check(scenario, AREAL)
+
+
+@pytest.mark.parametrize("scenario", MS_SWIFT)
+def test_ms_swift(ms_swift_trainers: FrameworkRun, scenario: str) -> None:
+    ms_swift_trainers.check(scenario, MS_SWIFT)
+
+
+@pytest.mark.parametrize("scenario", NEMO_RL)
+def test_nemo_rl(nemo_rl_workers: FrameworkRun, scenario: str) -> None:
+    nemo_rl_workers.check(scenario, NEMO_RL)
+
+
+def test_S9_the_log_of_verl_says_once_what_happened(verl_engines: FrameworkRun) -> None:
+    check_log(verl_engines)
+    # In so small a batch, the tokens that verl leaves to the router are many. All others must be those of the plan.
+    assert "sequences that are masked out" in verl_engines.log
+    assert "relibra chooses the data-parallel ranks of sequences of job verl-packed" in verl_engines.log
+    # Each of verl's two trainers says so.
+    assert verl_engines.log.count("verl chose: the planner is away, or has lost the job") == 2
+
+
+def test_S9_the_log_of_skyrl_says_once_what_happened(skyrl_workers: FrameworkRun) -> None:
+    check_log(skyrl_workers)
+    # SkyRL replays every row, fillers and dummies too, so the planned rows must be exactly those that were routed.
+    assert "routing differs from what was planned" not in skyrl_workers.log
+
+
+def test_S9_the_log_of_areal_says_once_what_happened(areal_engines: FrameworkRun) -> None:
+    assert areal_engines.log.count("job away trains without plans") == 1
+
+
+def test_S9_the_log_of_ms_swift_says_once_what_happened(ms_swift_trainers: FrameworkRun) -> None:
+    # In so small a batch, last tokens and padding, which the plan leaves out, are many.
+    check_log(ms_swift_trainers)
+
+
+def test_S9_the_log_of_nemo_rl_says_once_what_happened(nemo_rl_workers: FrameworkRun) -> None:
+    # In so small a batch, the tokens whose routes vLLM lost are many. All others must be those of the plan.
+    check_log(nemo_rl_workers)
+    assert nemo_rl_workers.log.count("relibra plans no pass of a policy worker without an optimizer") == 1
+    assert "relibra plans no pass of the reference of job" in nemo_rl_workers.log
+
+
+def check_log(run: FrameworkRun) -> None:
+    """Check that a planner that is away was named once, and that ranks replayed the routing that was planned."""
+    assert run.log.count("job away trains without plans") == 1
+    assert "routing is not replayed" not in run.log
+    assert "micro-batches have other sequences" not in run.log
+
+
+def test_an_interrupted_rollout_of_areal_has_the_routes_of_its_last_request(areal_interrupted: dict[str, Any]) -> None:
+    result = areal_interrupted
+    assert result["num_requests"] == 4
+    assert result["num_tokens"] == 4 + 3 + 2 + 4
+    assert result["num_missing"] == 1
+    # AReaL concatenates the rows of all three requests that generated tokens.
+    assert result["num_rows"] == 6 + 8 + 12
+    assert result["routed"] == result["last_request"]

@@ -1,0 +1,199 @@
+"""What the plug-in of every framework keeps: acts and assertions, on each of two ranks with the framework's own code.
+
+A `Plugin` says how a framework's engine is built, alone and with the plug-in, and how it trains. `Contract` builds,
+trains and compares. What one framework has besides stands in its wing, as scenarios of the same form.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from harness import exports
+from harness.distributed.plans import random_plans
+from harness.scripted_passes import scripted_passes
+from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
+from harness.trained import NUM_EXPORTED, ROUNDING, Trained, differing
+from relibra.agent import Agent, StepOutcome
+from relibra.planning import Cluster, Model
+
+AWAY = "127.0.0.1:1"
+"""The address of no planner."""
+MODEL = Model(num_layers=NUM_LAYERS, num_experts=NUM_EXPERTS, top_k=TOP_K)
+CLUSTER = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1)
+NUM_STALE = 60
+"""Fewer tensors than differ between two updates."""
+_MOST_MICRO_BATCHES = 8
+
+Exported = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """Where a scenario runs."""
+
+    number: int
+    folder: Path
+    planner: str
+    """The address of a planner."""
+
+
+Scenario = Callable[[Rank], None]
+"""Acts and asserts on one rank; its docstring says what holds."""
+
+
+def named(*scenarios: Scenario) -> Mapping[str, Scenario]:
+    """Return scenarios by name, in order."""
+    return {scenario.__name__: scenario for scenario in scenarios}
+
+
+@contextmanager
+def refused(of_class: type[Exception], text: str) -> Iterator[None]:
+    """Check that the body is refused with a text."""
+    refusal = ""
+    try:
+        yield
+    except of_class as error:
+        refusal = str(error)
+    assert text in refusal, refusal or f"expected {of_class.__name__}: {text}"
+
+
+@contextmanager
+def noted_outcomes() -> Iterator[list[StepOutcome]]:
+    """Yield a list that gets the outcome of every pass that begins under a plan in the body."""
+    outcomes: list[StepOutcome] = []
+    plain = Agent.begin_step
+
+    def begin_step(self: Agent, *args: Any) -> StepOutcome:
+        outcomes.append(plain(self, *args))
+        return outcomes[-1]
+
+    with mock.patch.object(Agent, "begin_step", begin_step):
+        yield outcomes
+
+
+@contextmanager
+def moving(at: Rank, num_passes: int) -> Iterator[list[StepOutcome]]:
+    """Have engines that are built in the body move experts and make replicas before every pass; yield the outcomes."""
+    plans = {
+        index: random_plans(index + 1, index, MODEL, CLUSTER, _MOST_MICRO_BATCHES)[at.number]
+        for index in range(num_passes)
+    }
+    with scripted_passes(dict(plans)), noted_outcomes() as outcomes:
+        yield outcomes
+
+
+def check_moved(outcomes: list[StepOutcome], num_passes: int | None = None) -> None:
+    """Check that experts moved and had replicas in every pass."""
+    assert num_passes in (None, len(outcomes))
+    assert outcomes
+    assert all(outcome.applied is not None and outcome.num_moved_experts for outcome in outcomes)
+    assert num_passes is None or all(outcome.num_replicas for outcome in outcomes)
+
+
+def check_applied(outcomes: list[StepOutcome], num_passes: int) -> None:
+    """Check that every pass ran under its plan."""
+    assert len(outcomes) == num_passes
+    assert all(outcome.applied is not None for outcome in outcomes), [outcome.reason for outcome in outcomes]
+
+
+def check_planned(outcomes: list[StepOutcome], num_passes: int) -> None:
+    """Check that a planner planned every pass."""
+    check_applied(outcomes, num_passes)
+    assert any(outcome.num_moved_experts or outcome.num_replicas for outcome in outcomes)
+
+
+def check_equal(trained: Trained, alone: Trained) -> None:
+    """Check that an engine computed and exported what the framework alone did."""
+    differences = trained.differences(alone)
+    assert differences.numbers is None or differences.numbers < ROUNDING
+    assert differences.outputs is None or differences.outputs < ROUNDING
+    assert differences.exports
+    assert not any(differences.exports), differences.exports
+
+
+def check_nothing_moves(export: Callable[[], Exported]) -> None:
+    """Check that experts stay where they are for an export, which is bit by bit that from original places."""
+    compared = exports.compared(export)
+    assert compared.moved == []
+    assert compared.by_place, "experts have not moved, or the comparison does not see it"
+    assert all(".experts." in name for name in compared.by_place)
+    assert compared.sent_bytes == 0 < compared.sent_bytes_if_moved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plugin:
+    """A framework on one rank."""
+
+    environment: Callable[[str, str], None]
+    """Sets what a user sets: the planner and the name of the job."""
+    build: Callable[..., Any]
+    """Builds an engine at a `Rank`, with the plug-in if `balanced`; takes options of the framework."""
+    train: Callable[..., Trained]
+    """Trains an engine at a `Rank`, takes options of the framework; by default the whole job of the contract."""
+    exported: Callable[[Any], Exported]
+    """Returns what the engine sends to the rollout."""
+    num_passes: int
+    """The passes of the whole job that have a plan."""
+    close: Callable[[Any], None] = lambda engine: engine.passes.close()
+
+
+class Contract:
+    """The scenarios of one framework that all frameworks share. They run in order, and keep what later ones need."""
+
+    own: Any
+    """The framework's own engine after the whole job."""
+    alone: Trained
+    """What it computed."""
+    moved: Any
+    """The engine whose experts have moved."""
+
+    def __init__(self, plugin: Plugin) -> None:
+        self.plugin = plugin
+
+    def the_framework_alone_trains(self, at: Rank) -> None:
+        """The framework's own engine learns in this environment, and exports all tensors."""
+        self.own = self.plugin.build(at, balanced=False)
+        self.alone = self.plugin.train(at, self.own)
+        assert len(set(self.alone.numbers)) == len(self.alone.numbers) > 1
+        assert all(norm > 0.01 for _, norm in self.alone.numbers)
+        assert {len(exported) for exported in self.alone.exports} == {NUM_EXPORTED}
+
+    def S5_all_is_that_of_the_framework_alone_when_experts_move_before_every_pass(self, at: Rank) -> None:
+        """Losses, gradient norms, log-probabilities and exported weights are those of the framework alone."""
+        self.plugin.environment(AWAY, "scripted")
+        with moving(at, self.plugin.num_passes) as outcomes:
+            self.moved = self.plugin.build(at, balanced=True)
+            trained = self.plugin.train(at, self.moved)
+        check_moved(outcomes[: self.plugin.num_passes], self.plugin.num_passes)
+        check_equal(trained, self.alone)
+
+    def no_expert_moves_for_an_export_and_permuted_and_stale_weights_are_seen(self, at: Rank) -> None:
+        """Exports rename experts; the comparison sees weights by place, and those of another update."""
+        check_nothing_moves(lambda: self.plugin.exported(self.moved))
+        assert len(differing(self.plugin.exported(self.moved), self.alone.exports[-2])) > NUM_STALE
+
+    def L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in(self, at: Rank) -> None:
+        """The planner is away: nothing is planned, and all is that of the framework alone."""
+        self.plugin.environment(AWAY, "away")
+        with noted_outcomes() as outcomes:
+            trained = self.plugin.train(at, self.plugin.build(at, balanced=True))
+        assert outcomes == []
+        check_equal(trained, self.alone)
+
+    def check_planned(
+        self, at: Rank, job: str, num_passes: int, *, of_build: Mapping[str, Any] = {}, **of_train: Any
+    ) -> None:
+        """Check that a real planner plans every pass of a job, and that all is that of the framework alone."""
+        alone = self.plugin.train(at, self.plugin.build(at, balanced=False, **of_build), **of_train)
+        self.plugin.environment(at.planner, job)
+        with noted_outcomes() as outcomes:
+            engine = self.plugin.build(at, balanced=True, **of_build)
+            trained = self.plugin.train(at, engine, **of_train)
+        check_planned(outcomes, num_passes)
+        check_equal(trained, alone)
+        self.plugin.close(engine)

@@ -1,0 +1,24 @@
+"""Passes of a plug-in under plans that a test made, in place of those of a planner."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from unittest import mock
+
+from harness.distributed.plans import ScriptedPlans
+from relibra.agent import attach
+from relibra.planning import RankPlan
+from relibra.plugins import attached_job
+from relibra.plugins.planned_passes import PlannedPasses
+
+
+@contextmanager
+def scripted_passes(plans: dict[int, RankPlan | None]) -> Iterator[ScriptedPlans]:
+    """Have engines that are built in the body take these plans of this rank, by the number of the pass."""
+    source = ScriptedPlans(plans)
+    with (
+        mock.patch.object(attached_job, "attach", partial(attach, plans=source)),
+        mock.patch.object(PlannedPasses, "plan", return_value=True),
+        mock.patch.object(PlannedPasses, "forecast", return_value=True),
+    ):
+        yield source
