@@ -62,27 +62,27 @@ NEMO_RL = (
 
 
 @pytest.mark.parametrize("scenario", VERL)
-def test_verl(verl_engines: FrameworkRun, scenario: str) -> None:
+def test_S5_L1_the_plug_in_of_verl(verl_engines: FrameworkRun, scenario: str) -> None:
     verl_engines.check(scenario, VERL)
 
 
 @pytest.mark.parametrize("scenario", SKYRL)
-def test_skyrl(skyrl_workers: FrameworkRun, scenario: str) -> None:
+def test_S5_L1_the_plug_in_of_skyrl(skyrl_workers: FrameworkRun, scenario: str) -> None:
     skyrl_workers.check(scenario, SKYRL)
 
 
 @pytest.mark.parametrize("scenario", AREAL)
-def test_areal(areal_engines: FrameworkRun, scenario: str) -> None:
+def test_S5_L1_the_plug_in_of_areal(areal_engines: FrameworkRun, scenario: str) -> None:
     areal_engines.check(scenario, AREAL)
 
 
 @pytest.mark.parametrize("scenario", MS_SWIFT)
-def test_ms_swift(ms_swift_trainers: FrameworkRun, scenario: str) -> None:
+def test_S5_L1_the_plug_in_of_ms_swift(ms_swift_trainers: FrameworkRun, scenario: str) -> None:
     ms_swift_trainers.check(scenario, MS_SWIFT)
 
 
 @pytest.mark.parametrize("scenario", NEMO_RL)
-def test_nemo_rl(nemo_rl_workers: FrameworkRun, scenario: str) -> None:
+def test_S5_S9_L1_the_plug_in_of_nemo_rl(nemo_rl_workers: FrameworkRun, scenario: str) -> None:
     nemo_rl_workers.check(scenario, NEMO_RL)
 
 
