@@ -1,6 +1,6 @@
 """`python -m harness.embedded_ranks FOLDER`: two ranks settle on embedded planners, and wait until they are killed.
 
-The planner of the job `local` is for one machine, that of the job `spread` for two. The ranks write what they settled
+The planner of the job `local` is for one machine, that of the job `spread` for two. The ranks write what they settle
 on to `FOLDER/rank<r>.json`.
 """
 
@@ -29,7 +29,7 @@ def run_rank(rank: int, folder: str) -> None:
         for job in ("local", "spread"):
             name = "another machine" if (job, rank) == ("spread", 1) else socket.gethostname()
             with mock.patch.object(socket, "gethostname", return_value=name):
-                settings = embedded.settled(PluginSettings(planner="embedded", job=job))
+                settings = embedded.resolve_planner(PluginSettings(planner="embedded", job=job))
             found[job] = {"address": settings.planner, "token": os.environ.get("RELIBRA_TOKEN")}
 
     thread = threading.Thread(target=settle)

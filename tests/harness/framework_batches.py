@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from harness.engine_payloads import all_layers, routes
 from relibra.routing import ModelLayers
 from relibra.routing.token_layout import ParallelLayout
-from relibra.steps import TrainerLayout
+from relibra.steps import RankBatch, TrainerLayout
+from relibra.steps.rank_parts import count_rank
 
 LAYERS = ModelLayers(num_experts=8, top_k=2, is_moe=(False, True, True))
 RANKS = ParallelLayout(data=2, context=2, tensor=2, expert=4)
@@ -24,6 +25,7 @@ LENGTHS = ([13, 7, 22, 5], [9, 18, 4, 11])
 """The number of tokens of each sequence, by data rank."""
 NATIVE = -1
 
+Counts = NDArray[np.int64]
 Fill = Callable[[int], NDArray[np.integer]]
 """Returns so many rows of padding, `[P, L, K]`."""
 
@@ -172,15 +174,9 @@ def skyrl_batches(data_rank: int, *, is_packed: bool = True) -> list[dict[str, A
     return batches
 
 
-def trained_counts(batch: Any, data_rank: int, trainer: TrainerLayout, num_micro_batches: int = 2) -> NDArray[np.int64]:
+def trained_counts(batch: RankBatch, data_rank: int, trainer: TrainerLayout, num_micro_batches: int = 2) -> Counts:
     """Return the counts of a batch's parts, by (row, source rank)."""
-    from relibra.routing import count_sequences
-    from relibra.steps.rank_parts import rank_parts
-
-    trace = rank_parts(batch, data_rank, trainer)
-    schedule = trace.schedule
-    assert schedule is not None
     counts_MRLE = Replayed(trainer.ranks, num_micro_batches).counts_MRLE
-    rows = schedule.ep_group_S * num_micro_batches + schedule.micro_batch_S
-    np.add.at(counts_MRLE, (rows, schedule.source_rank_S), count_sequences(trace).astype(np.int64))
+    for part in count_rank(batch, data_rank, trainer):
+        counts_MRLE[part.ep_group * num_micro_batches + part.micro_batch, part.source_rank] += part.counts.counts_LE
     return counts_MRLE

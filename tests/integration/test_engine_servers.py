@@ -5,7 +5,6 @@ import socket
 import threading
 import urllib.request
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,7 @@ from relibra.planning import Schedule, StepLoad, check_rank_plan
 from relibra.planning.load import home_loads, imbalance
 from relibra.planning.solve import solve
 from relibra.rollout import EngineReporter, RolloutReporter
-from relibra.routing import ModelLayers, count_sequences, decode
-from relibra.routing.micro_batches import scheduled_trace
-from relibra.routing.token_layout import ParallelLayout, TokenPacking, lay_out
+from relibra.routing import ModelLayers
 from relibra.wire.client import PlannerClient
 
 pytestmark = pytest.mark.integration
@@ -142,28 +139,3 @@ def test_S8_what_a_server_answers_becomes_the_plan_of_its_recorded_routing(
     assert plans[0].digest == expected.digest
     plain = home_loads(load.load_MLE, CLUSTER.identity_placement(MODEL), CLUSTER.num_ranks)
     assert expected.prediction.imbalance_after < imbalance(plain)
-
-
-def test_parts_of_sequences_that_ranks_share_are_planned_in_the_schedule_of_the_framework(
-    shared_planner: Service,
-) -> None:
-    layout = ParallelLayout(data=2, context=2, expert=4)
-    rows = [recorded(index) for index in range(NUM_SEQUENCES)]
-    micro_batches = [[[0, 3], [1, 2]], [[7], [6, 5, 4]]]
-    table = lay_out(micro_batches, np.array([len(each) + 1 for each in rows]), layout, TokenPacking.verl(layout))
-    trace = scheduled_trace([decode(each.astype(np.uint8), LAYERS) for each in rows], table)
-    assert trace.schedule is not None
-    names = [f"part-{index}" for index in range(trace.num_sequences)]
-    with PlannerClient(shared_planner.address) as client:
-        client.register_job("parts", MODEL, CLUSTER, PARAMS)
-        with RolloutReporter(shared_planner.address, "parts", num_experts=MODEL.num_experts) as reporter:
-            for name, (start, end) in zip(names, pairwise(trace.offsets), strict=True):
-                reporter.report(1, name, trace.routed_experts[start:end])
-            assert reporter.flush() == len(names)
-        client.submit_schedule("parts", 1, names, trace.schedule)
-        plan = client.fetch_plan("parts", 1, MODEL, 0, wait_s=60)
-    # All data ranks form one EP group, so their micro-batches of the same index share a row.
-    load_MLE = np.stack([sum(count(rows[each], LAYERS) for each in both) for both in ([0, 3, 7], [1, 2, 6, 5, 4])])
-    load = StepLoad.of(count_sequences(trace), trace.schedule, CLUSTER)
-    np.testing.assert_array_equal(load.load_MLE, load_MLE)
-    assert plan.digest == solve(load, trace.schedule, MODEL, CLUSTER, PARAMS).digest

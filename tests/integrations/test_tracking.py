@@ -15,7 +15,7 @@ from harness.services import CLUSTER, MODEL, Loop, Service, eventually
 from harness.watched_job import WatchedJob
 from relibra.errors import InvalidInput
 from relibra.integrations.tracked_runs import active_runs
-from relibra.integrations.tracking import Mark, ended, track
+from relibra.integrations.tracking import Mark, ended_steps, track
 from relibra.planning.launch import Launch
 from relibra.store import EmbeddedRedis, Store
 
@@ -216,7 +216,7 @@ def test_a_process_without_a_run_is_told_what_to_do(monkeypatch: pytest.MonkeyPa
 )
 def test_a_step_has_ended_when_it_or_a_later_one_is_complete(complete: list[int], after: int, due: list[int]) -> None:
     points = [{"step": step, "is_complete": step in complete} for step in range(1, 5)]
-    assert [each["step"] for each in ended(points, after)] == due
+    assert [each["step"] for each in ended_steps(points, after)] == due
 
 
 def test_a_mark_moves_to_the_attempt_that_went_back_or_that_began_anew() -> None:

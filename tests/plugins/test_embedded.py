@@ -99,7 +99,7 @@ def test_S1_whatever_keeps_the_planner_from_starting_is_raised_on_all_ranks(monk
 
     def settle(_: int) -> str:
         with pytest.raises(Unavailable) as refused:
-            embedded.settled(PluginSettings(planner="embedded", job="job"))
+            embedded.resolve_planner(PluginSettings(planner="embedded", job="job"))
         return str(refused.value)
 
     (refusal,) = set(ranks.run(settle))
@@ -116,7 +116,7 @@ def test_L1_a_model_that_is_built_again_after_the_planner_died_trains_without_pl
         monkeypatch.setattr(embedded, "start", mock.Mock(return_value=embedded.Access(address=address)))
 
         def settle(_: int) -> str:
-            return embedded.settled(PluginSettings(planner="embedded", job="job")).planner
+            return embedded.resolve_planner(PluginSettings(planner="embedded", job="job")).planner
 
         assert ranks.run(settle) == [address] * 2
     assert ranks.run(settle) == [address] * 2

@@ -33,6 +33,6 @@ def test_S1_a_rank_that_cannot_measure_leaves_no_other_waiting_and_attach_to_ref
     # The module itself would import megatron-core.
     megatron = SimpleNamespace(find_layers=find_layers, optimizer_state=optimizer_state)
     monkeypatch.setattr(agent, "megatron", megatron, raising=False)
-    sized = ranks.run(lambda _: model_sizes.sized(MODEL, [], None))
+    sized = ranks.run(lambda _: model_sizes.measure_sizes(MODEL, [], None))
     assert {(each.expert_weight_size_bytes, each.expert_state_size_bytes) for each in sized} == {(32 * 4, 32 * 12)}
     assert caplog.text.count("grouped experts without a parameter") == 1

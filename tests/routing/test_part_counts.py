@@ -1,4 +1,4 @@
-"""Counts of parts against the rows of `scheduled_trace`."""
+"""Counts of parts against the rows of `row_table`."""
 
 from dataclasses import replace
 
@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.engine_payloads import routes
+from harness.row_table import row_table
 from relibra.errors import InvalidInput
-from relibra.routing import ModelLayers, as_trained, count_sequences
+from relibra.routing import ModelLayers, as_trained
 from relibra.routing.filler import Filler, FillerRule, filler_counts, filler_rows
-from relibra.routing.micro_batches import scheduled_trace
 from relibra.routing.part_counts import count_parts
 from relibra.routing.row_ranges import row_ranges
 from relibra.routing.sequence_routing import SequenceRouting
-from relibra.routing.token_layout import ParallelLayout, TokenPacking, lay_out
+from relibra.routing.token_layout import ParallelLayout, TokenPacking
 
 LAYERS = ModelLayers(num_experts=12, top_k=2, is_moe=(False, True, True, False, True))
 KNOWN = (Filler.EXPERT_ZERO, Filler.FIRST_EXPERTS, Filler.ROUND_ROBIN)
@@ -67,15 +67,21 @@ def test_counts_are_those_of_the_rows(layout, packing, rule, filled_to, sequence
     trained = [as_trained(each, rule) for each in routings]
     if filled_to is not None:  # more than the sequences need, packed or not
         filled_to = (filled_to + int(length_S.sum())) * 2 * layout.context * layout.tensor
-    laid = lay_out(micro_batches, length_S, layout, packing, None if filled_to is None else [filled_to])
+    rows_of = [dict(zip(routing.position_T.tolist(), routing.narrow(), strict=True)) for routing in trained]
+    laid = row_table(micro_batches, length_S, layout, packing, filled_to)
     expected = {}
-    if any(each.num_rows for each in trained) or (rule.padding is not Filler.NATIVE and (laid.sequence_N < 0).any()):
-        trace = scheduled_trace(trained, laid, rule.padding)
-        for index, counts_LE in enumerate(count_sequences(trace)):
-            part = (int(trace.ep_group[index]), int(trace.source_rank[index]))
-            num_rows = int(np.diff(trace.offsets)[index])
-            known, so_far = expected.get(part, (np.zeros_like(counts_LE), 0))
-            expected[part] = (known + counts_LE, so_far + num_rows)
+    columns = (laid.ep_group_N, laid.source_rank_N, laid.sequence_N, laid.position_N)
+    for group, source, sequence, position in zip(*(column.tolist() for column in columns), strict=True):
+        if sequence >= 0:
+            row_LK = rows_of[sequence].get(position)
+        elif rule.padding is not Filler.NATIVE:
+            (row_LK,) = filler_rows(rule.padding, np.array([position]), LAYERS)
+        else:
+            row_LK = None
+        if row_LK is not None:
+            counts_LE, so_far = expected.get((group, source), (np.zeros((3, LAYERS.num_experts), np.int64), 0))
+            np.add.at(counts_LE, (np.arange(3)[:, None], row_LK), 1)
+            expected[group, source] = counts_LE, so_far + 1
     parts = count_parts(routings, row_ranges(length_S, layout, packing, data_rank, filled_to), rule)
     assert {part: each.num_rows for part, each in parts.items()} == {part: n for part, (_, n) in expected.items()}
     assert list(parts) == sorted(parts)

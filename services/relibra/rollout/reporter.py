@@ -296,18 +296,18 @@ class RolloutReporter:
                 self._thread = threading.Thread(target=self._stream_until_closed, name="relibra-reporter", daemon=True)
                 self._thread.start()
 
-    def _draw_again(self) -> None:
-        """Open another channel, which draws a planner anew: the one of a channel that is open stays with it."""
+    def _replace_channel(self) -> None:
+        """Replace the channel: an open channel keeps its planner, and a new one may reach another planner."""
         with self._starting:
             if self._channel is None or self._outbox.wait_until_closed(0):
                 return
             try:
-                drawn = open_channel(self._address, self._credentials)
+                channel = open_channel(self._address, self._credentials)
             except RelibraError as error:  # for example a file of the credentials that is being replaced
                 self._note(error)
                 return
             self._channel.close()
-            self._channel = drawn
+            self._channel = channel
 
     def _drop(self) -> None:
         with self._starting:
@@ -325,7 +325,7 @@ class RolloutReporter:
         backoff_s = _MIN_BACKOFF_S
         while self._follows or self._outbox.wait_for_work():
             if isinstance(self._trouble, TooManyCalls):
-                self._draw_again()
+                self._replace_channel()
             channel = self._channel
             assert channel is not None
             try:

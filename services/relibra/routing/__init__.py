@@ -6,7 +6,7 @@ Out:  `SequenceRouting`, token counts `[L, E]` (16 to 60 times smaller than the 
     formats, responses           a payload or an HTTP response -> SequenceRouting
     model_layers, model_config   which layers of a model route tokens, because payloads do not say
     filler, partial_rollout      the experts that a trainer gives to unknown rows; sequences in pieces
-    token_layout, micro_batches  how trainers assign tokens to ranks -> schedules
+    token_layout, row_ranges     how trainers assign tokens to ranks
     recording, trace_sets        recorded files -> traces; traces merged and split
     count_routed_experts         one sequence -> counts
     count_sequences              a trace -> counts of all its sequences

@@ -1,8 +1,7 @@
 """Counts of the parts of a micro-batch, straight from the arrays that a framework holds.
 
-A part is all rows of one micro-batch that start from one EP rank, fillers included. `micro_batches.scheduled_trace`
-returns the rows of such parts, and copies every row several times; this module reads every row once and copies none.
-A property test compares the two.
+A part is all rows of one micro-batch that start from one EP rank, fillers included. This module reads every row
+once and copies none.
 
 T rows of a sequence, G ranges, L MoE layers, K top-k, E experts.
 """

@@ -1,7 +1,6 @@
-"""Runs of rows that start from one rank, computed without a table of all rows.
+"""Runs of rows that start from one rank.
 
-`token_layout.lay_out` returns one entry per row. A sequence crosses few ranks, so a handful of ranges says the same and
-takes microseconds per micro-batch. A property test compares the two.
+A sequence crosses few ranks, so a handful of ranges takes microseconds per micro-batch, and a table of rows would not.
 
 B sequences of a micro-batch, C chunks of a sequence, T tensor-parallel ranks, G ranges.
 """

@@ -13,12 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
-from relibra.routing.filler import as_trained, missing_tokens
-from relibra.routing.micro_batches import scheduled_trace
+from relibra.routing.filler import missing_tokens
 from relibra.routing.part_counts import PartCounts, count_parts
 from relibra.routing.row_ranges import RowRanges, row_ranges
-from relibra.routing.token_layout import check_dealt, lay_out
-from relibra.routing.trace import RoutingTrace
+from relibra.routing.token_layout import check_dealt
 from relibra.steps.rank_batch import RankBatch, TrainerLayout
 
 _MAX_THREADS = 8
@@ -47,7 +45,8 @@ def count_rank(batch: RankBatch, data_rank: int, trainer: TrainerLayout) -> list
         trainer: how the trainer assigns tokens to ranks.
 
     Raises:
-        InvalidInput: see `rank_parts`.
+        InvalidInput: the rank does not exist, a sequence is missing from the micro-batches or listed twice, the
+            framework would refuse a sequence, or padded rows do not split evenly.
     """
     if not 0 <= data_rank < trainer.ranks.data:
         raise InvalidInput.of("data_rank", expected=f"0 to {trainer.ranks.data - 1}", got=data_rank)
@@ -86,29 +85,6 @@ def count_rank(batch: RankBatch, data_rank: int, trainer: TrainerLayout) -> list
 def _num_threads(num_micro_batches: int) -> int:
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(_MAX_THREADS, num_cores, num_micro_batches))
-
-
-def rank_parts(batch: RankBatch, data_rank: int, trainer: TrainerLayout) -> RoutingTrace:
-    """Return the parts of one data-parallel rank as a trace with the step's schedule, sorted by micro-batch.
-
-    The trace leaves out rows whose experts the router will choose.
-
-    Args:
-        batch: the batch that the rank trains on.
-        data_rank: the data-parallel rank.
-        trainer: how the trainer assigns tokens to ranks.
-
-    Raises:
-        InvalidInput: the rank does not exist, a sequence is missing from the micro-batches or listed twice, the
-            framework would refuse a sequence, or padded rows do not split evenly.
-    """
-    if not 0 <= data_rank < trainer.ranks.data:
-        raise InvalidInput.of("data_rank", expected=f"0 to {trainer.ranks.data - 1}", got=data_rank)
-    length_S = np.array([routing.num_tokens for routing in batch.routings], dtype=np.int64)
-    dealt = _of_all_ranks(batch, data_rank, trainer)
-    table = lay_out(dealt, length_S, trainer.ranks, trainer.packing, batch.num_rows_M)
-    routings = [as_trained(routing, trainer.filler_rule) for routing in batch.routings]
-    return scheduled_trace(routings, table, trainer.filler_rule.padding)
 
 
 def _of_all_ranks(batch: RankBatch, data_rank: int, trainer: TrainerLayout) -> list[Sequence[Sequence[int]]]:

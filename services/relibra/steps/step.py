@@ -42,7 +42,7 @@ def report_rank(
         timeout_s: how long to wait until the planner has stored everything.
 
     Raises:
-        InvalidInput: see `rank_parts`; nothing is reported.
+        InvalidInput: see `count_rank`; nothing is reported.
         LimitExceeded: the counts of one part do not fit the reporter's buffer.
         Unavailable: the planner does not answer. Report again; the planner stores each part only once.
         RelibraError: the planner refused a part, or an earlier report of which nobody has heard; see

@@ -47,7 +47,7 @@ class Mark:
         return Mark(attempt["number"], -1 if back_to is None else back_to - 1)
 
 
-def ended(points: Sequence[Mapping[str, Any]], after: int) -> list[Mapping[str, Any]]:
+def ended_steps(points: Sequence[Mapping[str, Any]], after: int) -> list[Mapping[str, Any]]:
     """Return the points above step `after` whose steps have ended, in order.
 
     A step has ended when all ranks have reported its update or that of a later step: nothing more will come of it.
@@ -106,7 +106,7 @@ class Tracking:
         """Add the steps that have ended since to `_waiting`; the first time, only note which these are."""
         attempt = self._service.get("v1", "jobs", self._job_id)["attempt"]
         if self._mark is None:
-            over = ended(self._history(attempt["number"], _USUAL_STEPS), -1)
+            over = ended_steps(self._history(attempt["number"], _USUAL_STEPS), -1)
             self._mark = Mark(attempt["number"], over[-1]["step"] if over else -1)
             logger.info("figures of job %s are logged from step %d on", self._job_id, self._mark.step + 1)
             return
@@ -114,7 +114,7 @@ class Tracking:
         points = self._history(mark.attempt, _USUAL_STEPS)
         if len(points) == _USUAL_STEPS and points[0]["step"] > mark.step + 1:
             points = self._history(mark.attempt, _MOST_STEPS)
-        found = ended(points, mark.step)
+        found = ended_steps(points, mark.step)
         self._waiting += found
         self._mark = Mark(mark.attempt, found[-1]["step"]) if found else mark
 

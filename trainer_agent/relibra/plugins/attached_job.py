@@ -12,8 +12,8 @@ from relibra.agent import AgentConfig, attach, shared_attempt
 from relibra.planning import Model
 from relibra.plugins import embedded
 from relibra.plugins.balanced_passes import BalancedPasses
-from relibra.plugins.dispatch_price import priced
-from relibra.plugins.model_sizes import sized
+from relibra.plugins.dispatch_price import price_dispatch
+from relibra.plugins.model_sizes import measure_sizes
 from relibra.plugins.nodes import cluster_of, gather_hosts
 from relibra.plugins.planned_passes import PlannedPasses
 from relibra.plugins.settings import PluginSettings
@@ -58,7 +58,7 @@ def attach_job(
     from megatron.core import parallel_state
     from megatron.core.utils import get_model_config
 
-    settings = embedded.settled(settings)
+    settings = embedded.resolve_planner(settings)
     ranks = ParallelLayout(
         data=parallel_state.get_data_parallel_world_size(),
         context=parallel_state.get_context_parallel_world_size(),
@@ -72,7 +72,7 @@ def attach_job(
     )
     described = Model(num_layers=layers.num_moe_layers, num_experts=layers.num_experts, top_k=layers.top_k)
     chunks = [chunks] if isinstance(chunks, nn.Module) else chunks
-    model = sized(described, chunks, optimizer)
+    model = measure_sizes(described, chunks, optimizer)
     slots, why = settings.slots, "as configured"
     if slots is None:
         slots, why = slots_that_fit(model.expert_weight_size_bytes, cluster.gpus_per_node, least_free_bytes())
@@ -80,7 +80,7 @@ def attach_job(
     params = None
     if settings.pack:
         config = get_model_config(chunks[0])
-        params = priced(model, config.hidden_size, config.moe_token_dispatcher_type)
+        params = price_dispatch(model, config.hidden_size, config.moe_token_dispatcher_type)
     attempt = shared_attempt()
     planned = PlannedPasses(
         settings,

@@ -8,7 +8,7 @@ _BYTES_PER_ELEMENT = 2
 """The size of a bf16 number. Megatron dispatches tokens, and combines their results, in bf16."""
 
 
-def priced(model: Model, hidden_size: int, dispatcher: str) -> PlanParams:
+def price_dispatch(model: Model, hidden_size: int, dispatcher: str) -> PlanParams:
     """Return how to plan a job by the time of experts and dispatch, with the speeds of H100-class nodes.
 
     Args:

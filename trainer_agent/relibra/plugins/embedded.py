@@ -48,7 +48,7 @@ class Access:
     refusal: RelibraError | None = None
 
 
-def settled(settings: PluginSettings) -> PluginSettings:
+def resolve_planner(settings: PluginSettings) -> PluginSettings:
     """Collective over all ranks: return the settings with the planner's address; start the planner if it is embedded.
 
     If callers need a token, this call sets `RELIBRA_TOKEN` in the environment of every rank.

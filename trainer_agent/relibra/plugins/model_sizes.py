@@ -14,14 +14,14 @@ from relibra.planning import Model
 log = logging.getLogger(__name__)
 
 
-def sized(model: Model, chunks: Sequence[nn.Module], optimizer: Any) -> Model:
+def measure_sizes(model: Model, chunks: Sequence[nn.Module], optimizer: Any) -> Model:
     """Collective over all ranks: return `model` with the sizes of its experts, equal on all ranks.
 
     A rank that cannot measure its experts knows no sizes, like a pipeline stage without MoE layers. `attach` then
     refuses the model on all ranks, by name, and no rank waits here for one that raised.
     """
     try:
-        mine = _measured(model, chunks, optimizer)
+        mine = _measure(model, chunks, optimizer)
     except Exception as error:
         log.warning("the sizes of experts could not be measured: %s", error)
         mine = model
@@ -30,7 +30,7 @@ def sized(model: Model, chunks: Sequence[nn.Module], optimizer: Any) -> Model:
     return max(told, key=lambda each: each.expert_weight_size_bytes)
 
 
-def _measured(model: Model, chunks: Sequence[nn.Module], optimizer: Any) -> Model:
+def _measure(model: Model, chunks: Sequence[nn.Module], optimizer: Any) -> Model:
     from relibra.agent import megatron
 
     layers = [layer for layer, _ in megatron.find_layers(chunks)]
