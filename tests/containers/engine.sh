@@ -39,7 +39,7 @@ environment() {
   echo '{}' > "$folder/config/config.json"
   ln -sf "$engine"/usr/libexec/docker/cli-plugins/* "$folder/config/cli-plugins/"
   cat > "$folder/environment" <<T
-export DOCKER_HOST=unix://$run/docker.sock DOCKER_CONFIG=$folder/config PATH=$engine/usr/bin:$engine/usr/sbin:\$PATH
+export DOCKER_HOST=unix://$run/docker.sock DOCKER_CONFIG="$folder/config" PATH="$engine/usr/bin:$engine/usr/sbin:\$PATH"
 # The stand-ins below, in place of the digests of official images.
 export PYTHON_IMAGE=python:3.11.11-slim-bookworm REDIS_IMAGE=redis:7.2.5-alpine PROMETHEUS_IMAGE=prom/prometheus:v2.53.1
 T
