@@ -1,12 +1,10 @@
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harness.engine_payloads import ALL_MOE, DENSE_FIRST, HYBRID, routes
 from relibra.errors import InvalidInput
 from relibra.routing import FILLER_RULES, as_trained, decode
-from relibra.routing.filler import Filler, filler_rows
+from relibra.routing.filler import Filler, filler_counts, filler_rows
 
 
 def test_slime_counts_on_over_rows_all_layers_and_top_k():
@@ -29,13 +27,16 @@ def test_slime_counts_on_over_rows_all_layers_and_top_k():
 def test_last_tokens_and_padding_become_the_rows_that_the_trainer_replays(trainer, last, padding):
     routed_TLK = routes(0, 6, ALL_MOE)
     routing = decode(routed_TLK.astype(np.uint8), ALL_MOE)
-    trained = as_trained(routing, FILLER_RULES[trainer], num_padding_rows=1)
-    expected = [*routed_TLK, *([] if last is None else [last]), *([] if padding is None else [padding])]
-    np.testing.assert_array_equal(trained.routed_TLK, expected)
-    filled = sum(each is not None for each in (last, padding))
-    assert (trained.counts().sum(axis=1) == 2 * (6 + filled)).all()
-    assert trained.num_tokens == 8
-    assert trained.num_missing == (last is None) + (padding is None)
+    rule = FILLER_RULES[trainer]
+    trained = as_trained(routing, rule)
+    np.testing.assert_array_equal(trained.routed_TLK, [*routed_TLK, *([] if last is None else [last])])
+    assert (trained.counts().sum(axis=1) == 2 * (6 + (last is not None))).all()
+    assert trained.num_tokens == 7
+    assert trained.num_missing == (last is None)
+    if padding is None:
+        assert rule.padding is Filler.NATIVE
+    else:
+        np.testing.assert_array_equal(filler_rows(rule.padding, np.arange(1), ALL_MOE), [padding])
 
 
 def test_gaps_are_left_to_the_router_or_refused():
@@ -49,11 +50,11 @@ def test_gaps_are_left_to_the_router_or_refused():
             as_trained(routing, FILLER_RULES[trainer])
 
 
-@given(num_padding=st.integers(0, 300), trainer=st.sampled_from(sorted(FILLER_RULES)))
-def test_padding_is_load_row_by_row_and_known_rows_stay(num_padding, trainer):
+@pytest.mark.parametrize("trainer", sorted(FILLER_RULES))
+def test_fillers_are_load_and_known_rows_stay(trainer):
     routing = decode(routes(0, 6, HYBRID).astype(np.uint8), HYBRID)
-    trained = as_trained(routing, FILLER_RULES[trainer], num_padding)
-    assert trained.num_rows + trained.num_missing == 7 + num_padding
+    trained = as_trained(routing, FILLER_RULES[trainer])
+    assert trained.num_rows + trained.num_missing == 7
     assert (trained.counts().sum(axis=1) == trained.num_rows * HYBRID.top_k).all()
     assert (trained.counts() >= routing.counts()).all()
     assert (np.diff(trained.position_T) > 0).all()
@@ -65,8 +66,5 @@ def test_what_the_router_will_decide_has_no_rows():
 
 
 def test_zeros_are_load_of_expert_0_for_every_one_of_the_top_k():
-    counts_LE = as_trained(
-        decode(routes(0, 6, ALL_MOE).astype(np.uint8), ALL_MOE), FILLER_RULES["verl-r2"], 10
-    ).counts()
-    plain_LE = decode(routes(0, 6, ALL_MOE).astype(np.uint8), ALL_MOE).counts()
-    np.testing.assert_array_equal(counts_LE - plain_LE, [[20, 0, 0, 0, 0, 0, 0, 0]] * 3)
+    counts_LE = filler_counts(FILLER_RULES["verl-r2"].padding, 0, 10, ALL_MOE)
+    np.testing.assert_array_equal(counts_LE, [[20, 0, 0, 0, 0, 0, 0, 0]] * 3)

@@ -3,7 +3,6 @@
 Sizes are checked before anything of that size is allocated (S7).
 """
 
-import base64
 import binascii
 import io
 import math
@@ -74,8 +73,3 @@ def npy_to_array(data: bytes, field: str) -> NDArray[Any]:
     body = memoryview(data)[file.tell() :]
     array = bytes_to_array(body, dtype, shape[::-1] if is_fortran else shape, field)
     return array.T if is_fortran else array
-
-
-def array_to_base64(array: NDArray[Any]) -> str:
-    """Encode the C-ordered bytes of an array."""
-    return base64.b64encode(np.ascontiguousarray(array).data).decode("ascii")

@@ -57,8 +57,8 @@ FILLER_RULES: dict[str, FillerRule] = {
 """The rules by framework. Routes are replayed from the rollout unless the comment says otherwise."""
 
 
-def as_trained(routing: SequenceRouting, rule: FillerRule, num_padding_rows: int = 0) -> SequenceRouting:
-    """Return the rows that the trainer will replay: the known rows, the fillers, and padding after the last token.
+def as_trained(routing: SequenceRouting, rule: FillerRule) -> SequenceRouting:
+    """Return the rows of a sequence that the trainer will replay: the known rows, and the fillers.
 
     Tokens that the router will route stay without a row (`num_missing`).
 
@@ -70,7 +70,6 @@ def as_trained(routing: SequenceRouting, rule: FillerRule, num_padding_rows: int
     runs = (
         (rule.missing, gap_P),
         (rule.last_token, np.arange(last, last + (not has_last))),
-        (rule.padding, np.arange(last + 1, last + 1 + num_padding_rows)),
     )
     rows, positions = [routing.narrow()], [routing.position_T]
     for filler, position_P in runs:
@@ -83,7 +82,6 @@ def as_trained(routing: SequenceRouting, rule: FillerRule, num_padding_rows: int
         routing,
         routed_TLK=np.concatenate(rows)[order_T],
         position_T=position_T[order_T],
-        num_tokens=routing.num_tokens + num_padding_rows,
     )
 
 

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Collection
 from math import prod
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,6 @@ EXPANSION_VARIABLE = "RELIBRA_MAX_EXPANSION"
 MAX_EXPANSION = 64
 """How many times the size of their file the arrays may have, unless they are small."""
 _SMALL_SIZE_BYTES = 256 << 20
-_CHUNK_SIZE_BYTES = 1 << 20
 _HEAD_SIZE_BYTES = 40
 _COMPLETE = "a complete .npz file"
 
@@ -103,7 +102,7 @@ def _read(file: zipfile.ZipFile, info: zipfile.ZipInfo, key: str) -> NDArray[Any
         raise InvalidInput.of(key, expected="an array as numpy packs it", got=f"compression {info.compress_type}")
     try:
         with file.open(info) as stream:
-            shape, is_fortran, dtype = read_npy_header(stream, key)
+            shape, _, dtype = read_npy_header(stream, key)
             if dtype.hasobject:
                 raise InvalidInput.of(key, expected="a readable array without Python objects", got=dtype)
             size_bytes = prod(shape) * dtype.itemsize
@@ -112,26 +111,10 @@ def _read(file: zipfile.ZipFile, info: zipfile.ZipInfo, key: str) -> NDArray[Any
                 raise InvalidInput.of(
                     key, expected=f"{size_bytes} bytes for {dtype} {shown(list(shape))}", got=f"{left} bytes"
                 )
-            array = np.empty(shape[::-1] if is_fortran else shape, dtype)
-            _fill(array, stream)
+        with file.open(info) as stream:
+            array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
     except InvalidInput:
         raise
     except (*_UNREADABLE, MemoryError) as error:
         raise InvalidInput.of(key, expected="a readable array without Python objects", got=error) from error
-    return array.T if is_fortran else array
-
-
-def _fill(array: NDArray[Any], stream: IO[bytes]) -> None:
-    if array.nbytes == 0:
-        return
-    target = array.reshape(-1).view(np.uint8).data
-    at = 0
-    while at < len(target):
-        # In chunks: a read of everything would hold the array twice.
-        chunk = stream.read(min(_CHUNK_SIZE_BYTES, len(target) - at))
-        if not chunk:
-            raise EOFError(f"{len(target)} bytes of data, found {at}")
-        target[at : at + len(chunk)] = chunk
-        at += len(chunk)
-    if stream.read(1):
-        raise ValueError("more data than the header says")
+    return array
