@@ -1,6 +1,7 @@
 """The status service on a real Redis, with a job whose steps are in every state."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 from fastapi.testclient import TestClient
@@ -21,15 +22,21 @@ from relibra.status.settings import StatusSettings
 from relibra.store import Store
 
 
-def open_app(redis_url: str, **settings: object) -> TestClient:  # noqa: F811
-    app = create_app(Store.open(redis_url), StatusSettings(redis_url=redis_url, **settings))
-    return TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
+@pytest.fixture
+def open_app(redis_url: str) -> Iterator[Callable[..., TestClient]]:  # noqa: F811
+    """Opens the service with some settings, as callers at `base_url` see it."""
+    with ExitStack() as opened:
+
+        def open_it(base_url: str = "http://localhost", **settings: object) -> TestClient:
+            app = create_app(Store.open(redis_url), StatusSettings(redis_url=redis_url, **settings))
+            return opened.enter_context(TestClient(app, base_url=base_url, raise_server_exceptions=False))
+
+        yield open_it
 
 
 @pytest.fixture
-def http(redis_url: str) -> Iterator[TestClient]:  # noqa: F811
-    with open_app(redis_url) as http:
-        yield http
+def http(open_app: Callable[..., TestClient]) -> TestClient:
+    return open_app()
 
 
 @pytest.fixture

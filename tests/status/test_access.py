@@ -1,6 +1,6 @@
 """Which viewers may see which jobs (S6)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import pytest
 from fastapi.testclient import TestClient
@@ -8,9 +8,7 @@ from fastapi.testclient import TestClient
 from harness.services import CLUSTER, MODEL, Loop
 from harness.watched_job import WatchedJob
 from relibra.errors import Unauthenticated
-from relibra.status import create_app
 from relibra.status.access import Access
-from relibra.status.settings import StatusSettings
 from relibra.store import ALL_JOBS, Role, Store
 
 HIDDEN = (
@@ -31,10 +29,8 @@ HIDDEN = (
 
 
 @pytest.fixture
-def guarded(redis_url: str, job: WatchedJob) -> Iterator[TestClient]:
-    app = create_app(Store.open(redis_url), StatusSettings(redis_url=redis_url, auth="required"))
-    with TestClient(app, base_url="http://localhost") as http:
-        yield http
+def guarded(open_app: Callable[..., TestClient], job: WatchedJob) -> TestClient:
+    return open_app(auth="required")
 
 
 def bearer(token: str) -> dict[str, str]:

@@ -1,13 +1,13 @@
 """The page that compares, without a browser: what it shows, refuses and hides."""
 
+from collections.abc import Callable
+
 from fastapi.testclient import TestClient
 from starlette.responses import Response
 
 from harness.services import CLUSTER, MODEL, Loop
 from harness.watched_job import WatchedJob
 from relibra.planning import Model
-from relibra.status import create_app
-from relibra.status.settings import StatusSettings
 from relibra.store import Role, Store
 
 
@@ -65,15 +65,16 @@ def test_a_job_or_step_that_is_not_there_is_refused_by_name(http: TestClient, jo
     assert page(http, left="job", right="job", left_step=-1, right_step=1).status_code == 422
 
 
-def test_S6_no_side_is_a_job_of_another_token(redis_url: str, job: WatchedJob, store: Store, run: Loop) -> None:
+def test_S6_no_side_is_a_job_of_another_token(
+    open_app: Callable[..., TestClient], job: WatchedJob, store: Store, run: Loop
+) -> None:
     run(WatchedJob(store, "theirs", model=MODEL, cluster=CLUSTER).register())
     _, token = run(store.create_token("job", Role.VIEWER))
-    app = create_app(Store.open(redis_url), StatusSettings(redis_url=redis_url, auth="required"))
-    with TestClient(app, base_url="http://localhost") as http:
-        http.headers["authorization"] = f"Bearer {token}"
-        assert page(http, left="job", right="job").status_code == 200
-        for left, right in (("job", "theirs"), ("theirs", "job"), ("theirs", "theirs")):
-            refused = page(http, left=left, right=right)
-            assert refused.status_code == 403
-            assert "layers" not in refused.text
-        assert "theirs" not in page(http).text
+    http = open_app(auth="required")
+    http.headers["authorization"] = f"Bearer {token}"
+    assert page(http, left="job", right="job").status_code == 200
+    for left, right in (("job", "theirs"), ("theirs", "job"), ("theirs", "theirs")):
+        refused = page(http, left=left, right=right)
+        assert refused.status_code == 403
+        assert "layers" not in refused.text
+    assert "theirs" not in page(http).text

@@ -2,7 +2,7 @@
 
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -80,25 +80,26 @@ def num_sent_until_cut(service: Service) -> int:
 
 
 @pytest.fixture
-def crowded(redis_url: str, tmp_path: Path) -> Iterator[Service]:
-    """A service with room for 20 connections, and time for their requests."""
-    service = Service("status", redis_url, tmp_path, RELIBRA_MAX_CONNECTIONS="20", RELIBRA_HEAD_TIMEOUT_S="600")
-    try:
-        yield service
-    finally:
-        service.stop()
+def serve(redis_url: str, tmp_path: Path) -> Iterator[Callable[..., Service]]:
+    """Starts a service with room for 20 connections, and time for their requests."""
+    with ExitStack() as started:
+
+        def start(**variables: str) -> Service:
+            usual = {"RELIBRA_MAX_CONNECTIONS": "20", "RELIBRA_HEAD_TIMEOUT_S": "600"}
+            service = Service("status", redis_url, tmp_path, **usual | variables)
+            started.callback(service.stop)
+            return service
+
+        yield start
 
 
 @pytest.fixture
-def bounded(redis_url: str, tmp_path: Path) -> Iterator[Service]:
-    service = Service("status", redis_url, tmp_path, RELIBRA_MAX_CONNECTIONS="20", RELIBRA_HEAD_TIMEOUT_S="0.5")
-    try:
-        yield service
-    finally:
-        service.stop()
+def crowded(serve: Callable[..., Service]) -> Service:
+    return serve()
 
 
-def test_S7_unfinished_heads_are_hung_up_on_however_slowly_they_grow(bounded: Service) -> None:
+def test_S7_unfinished_heads_are_hung_up_on_however_slowly_they_grow(serve: Callable[..., Service]) -> None:
+    bounded = serve(RELIBRA_HEAD_TIMEOUT_S="0.5")
     with ExitStack() as stack:
         silent, half = (stack.enter_context(closing(connect(bounded))) for _ in range(2))
         half.sendall(WHOLE[:-2])
@@ -168,17 +169,14 @@ def test_S7_connections_beyond_the_limit_are_told_so_and_room_is_used_again(crow
     assert "20 connections are open; refused another one (max_connections; 1 times so far)" in crowded.log()
 
 
-def test_S7_viewers_that_come_at_once_do_not_exceed_the_limit(redis_url: str, tmp_path: Path) -> None:
-    service = Service("status", redis_url, tmp_path, RELIBRA_MAX_VIEWERS="5")
-    try:
-        with ExitStack() as held:
-            viewers = [held.enter_context(closing(connect(service))) for _ in range(40)]
-            for each in viewers:
-                each.sendall(WHOLE.replace(b"/healthz", b"/v1/events"))
-            status = [each.recv(65536).split()[1] for each in viewers]
-            assert (status.count(b"200"), status.count(b"429")) == (5, 35)
-            with closing(connect(service)) as asking:
-                text = answer(asking, WHOLE.replace(b"/healthz", b"/metrics"))
-        assert b'relibra_status_refused_total{setting="max_viewers"} 35.0' in text
-    finally:
-        service.stop()
+def test_S7_viewers_that_come_at_once_do_not_exceed_the_limit(serve: Callable[..., Service]) -> None:
+    service = serve(RELIBRA_MAX_VIEWERS="5", RELIBRA_MAX_CONNECTIONS="768")
+    with ExitStack() as held:
+        viewers = [held.enter_context(closing(connect(service))) for _ in range(40)]
+        for viewer in viewers:
+            viewer.sendall(WHOLE.replace(b"/healthz", b"/v1/events"))
+        status = [viewer.recv(65536).split()[1] for viewer in viewers]
+        assert (status.count(b"200"), status.count(b"429")) == (5, 35)
+        with closing(connect(service)) as asking:
+            text = answer(asking, WHOLE.replace(b"/healthz", b"/metrics"))
+    assert b'relibra_status_refused_total{setting="max_viewers"} 35.0' in text

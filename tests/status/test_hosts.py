@@ -1,6 +1,7 @@
 """Names that requests may call the service by, where no token keeps pages of other sites out."""
 
 import socket
+from collections.abc import Callable
 
 import pytest
 from fastapi.testclient import TestClient
@@ -62,16 +63,10 @@ def test_S6_a_page_of_another_site_sees_no_jobs(http: TestClient, job: object, p
     assert 'relibra_status_refused_total{setting="allowed_hosts"} 1.0' in http.get("/metrics").text
 
 
-def test_allowed_hosts_are_served(redis_url: str) -> None:
-    settings = StatusSettings(redis_url=redis_url, allowed_hosts="status,status.relibra")
-    with TestClient(create_app(Store.open(redis_url), settings), base_url="http://status.relibra:7421") as http:
-        assert http.get("/v1/jobs").status_code == 200
-
-
-def test_where_a_token_is_required_any_name_will_do(redis_url: str) -> None:
-    settings = StatusSettings(redis_url=redis_url, auth="required")
-    with TestClient(create_app(Store.open(redis_url), settings), base_url="http://relibra.example") as http:
-        assert http.get("/v1/jobs").status_code == 401
+def test_allowed_hosts_are_served_and_any_name_where_a_token_is_required(open_app: Callable[..., TestClient]) -> None:
+    named = open_app("http://status.relibra:7421", allowed_hosts="status,status.relibra")
+    assert named.get("/v1/jobs").status_code == 200
+    assert open_app("http://relibra.example", auth="required").get("/v1/jobs").status_code == 401
 
 
 @pytest.mark.parametrize(("host", "status"), [("127.0.0.1", 403), ("0.0.0.0", 200)])

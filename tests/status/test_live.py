@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import UTC, datetime
 
 import pytest
@@ -28,6 +28,13 @@ async def next_event(stream: AsyncIterator[str], skipped: str = "heard") -> tupl
     return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
 
+async def opened(live: Live, viewer: Viewer = EVERYTHING, job_id: str | None = None) -> AsyncGenerator[str]:
+    """Return an event stream after its first event, which says that Redis is reachable."""
+    stream = live.watch(viewer, job_id)
+    assert await next_event(stream) == ("store", {"is_reachable": True, "detail": None})
+    return stream
+
+
 def test_each_viewer_gets_events_of_the_jobs_they_may_see(store: Store, run: Loop) -> None:
     async def watch() -> None:
         mine, theirs = (WatchedJob(store, name, model=MODEL, cluster=CLUSTER) for name in ("mine", "theirs"))
@@ -35,12 +42,10 @@ def test_each_viewer_gets_events_of_the_jobs_they_may_see(store: Store, run: Loo
         await theirs.register()
         live = Live(store, poll_interval_s=0.01, max_viewers=3)
         streams = {
-            "all": live.watch(EVERYTHING, None),
-            "one": live.watch(EVERYTHING, "mine"),
-            "token": live.watch(Viewer(name="token", job_id="theirs"), None),
+            "all": await opened(live),
+            "one": await opened(live, job_id="mine"),
+            "token": await opened(live, Viewer(name="token", job_id="theirs")),
         }
-        for stream in streams.values():
-            assert await next_event(stream) == ("store", {"is_reachable": True, "detail": None})
         assert live.num_viewers == 3
         with pytest.raises(LimitExceeded, match="3 viewers"):
             live.check_room(EVERYTHING)
@@ -62,9 +67,7 @@ def test_S6_one_token_cannot_take_the_room_of_the_others(store: Store, run: Loop
         refusals = Refusals()
         live = Live(store, poll_interval_s=60, max_viewers=4, max_viewers_per_token=2, refusals=refusals)
         one, other = (Viewer(name=f"token {name}", job_id=ALL_JOBS) for name in ("one", "other"))
-        streams = [live.watch(one, None) for _ in range(2)]
-        for stream in streams:
-            assert (await next_event(stream))[0] == "store"
+        streams = [await opened(live, one) for _ in range(2)]
         with pytest.raises(LimitExceeded, match=r"2 viewers are watching with token one .*max_viewers_per_token"):
             live.check_room(one)
         live.check_room(other)
@@ -79,18 +82,18 @@ def test_S6_one_token_cannot_take_the_room_of_the_others(store: Store, run: Loop
     run(watch())
 
 
-def test_reports_change_a_job_whose_rollouts_are_far_ahead(store: Store, run: Loop) -> None:
+def test_reports_of_steps_far_behind_the_rollouts_and_a_new_attempt_change_a_job(store: Store, run: Loop) -> None:
     async def watch() -> None:
         job = WatchedJob(store, "job", model=MODEL, cluster=CLUSTER)
         await job.register()
         plan_id = await job.plan(1)
         for step in range(2, 9):
             await job.collect(step)
-        live = Live(store, poll_interval_s=0.01, max_viewers=1)
-        stream = live.watch(EVERYTHING, None)
-        assert (await next_event(stream))[0] == "store"
+        stream = await opened(Live(store, poll_interval_s=0.01, max_viewers=1))
         assert await next_event(stream) == ("change", {"job_ids": ["job"]})
         await job.report(1, plan_id, ranks=[0])
+        assert await next_event(stream) == ("change", {"job_ids": ["job"]})
+        await job.restart(Launch(token="two"))
         assert await next_event(stream) == ("change", {"job_ids": ["job"]})
         await stream.aclose()
 
@@ -101,8 +104,7 @@ def test_an_outage_and_its_end_are_announced(store: Store, run: Loop, monkeypatc
     async def watch() -> None:
         gone = Store.open("unix:///nowhere/redis.sock")
         live = Live(gone, poll_interval_s=0.01, max_viewers=1)
-        stream = live.watch(EVERYTHING, None)
-        assert (await next_event(stream))[1]["is_reachable"]
+        stream = await opened(live)
         name, told = await next_event(stream)
         assert (name, told["is_reachable"]) == ("store", False)
         assert "Redis does not serve" in str(told["detail"])
@@ -128,8 +130,7 @@ def test_S9_updates_go_on_after_any_error_which_the_page_and_the_log_name(
         monkeypatch.setattr(store, "list_jobs", deny)
         await WatchedJob(store, "job", model=MODEL, cluster=CLUSTER).register()
         live = Live(store, poll_interval_s=0.01, max_viewers=1)
-        stream = live.watch(EVERYTHING, None)
-        assert (await next_event(stream))[1]["is_reachable"]
+        stream = await opened(live)
         name, told = await next_event(stream)
         assert (name, told["is_reachable"]) == ("store", False)
         assert str(told["detail"]).startswith("jobs cannot be read: ResponseError")
@@ -145,8 +146,7 @@ def test_S9_updates_go_on_after_any_error_which_the_page_and_the_log_name(
 def test_an_expired_stream_ends_with_an_event(store: Store, run: Loop) -> None:
     async def watch() -> None:
         live = Live(store, poll_interval_s=60, max_viewers=1, max_stream_s=0.01)
-        stream = live.watch(EVERYTHING, None)
-        assert (await next_event(stream))[0] == "store"
+        stream = await opened(live)
         async with asyncio.timeout(PATIENT_S):
             *_, last = [event async for event in stream]
         assert last == "event: end\ndata: {}\n\n"
@@ -161,27 +161,11 @@ def test_S6_when_a_job_was_last_heard_is_told_to_those_who_may_see_it(store: Sto
         await mine.register()
         await WatchedJob(store, "theirs", model=MODEL, cluster=CLUSTER).register()
         live = Live(store, poll_interval_s=0.01, max_viewers=1)
-        stream = live.watch(Viewer(name="token", job_id="mine"), None)
-        assert (await next_event(stream))[0] == "store"
+        stream = await opened(live, Viewer(name="token", job_id="mine"))
         name, told = await next_event(stream, skipped="change")
         (attempt,) = await store.list_attempts("mine")
         assert attempt.heard_at is not None
         assert (name, told) == ("heard", {"mine": datetime.fromtimestamp(attempt.heard_at, tz=UTC).isoformat()})
-        await stream.aclose()
-
-    run(watch())
-
-
-def test_a_new_attempt_changes_its_job(store: Store, run: Loop) -> None:
-    async def watch() -> None:
-        job = WatchedJob(store, "job", model=MODEL, cluster=CLUSTER)
-        await job.register()
-        live = Live(store, poll_interval_s=0.01, max_viewers=1)
-        stream = live.watch(EVERYTHING, None)
-        assert (await next_event(stream))[0] == "store"
-        assert await next_event(stream) == ("change", {"job_ids": ["job"]})
-        await job.restart(Launch(token="two"))
-        assert await next_event(stream) == ("change", {"job_ids": ["job"]})
         await stream.aclose()
 
     run(watch())

@@ -2,6 +2,7 @@
 
 import html
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,8 +12,6 @@ from harness.services import Loop
 from harness.watched_job import WatchedJob
 from relibra.errors import Corrupt
 from relibra.planning import Cause, Phase
-from relibra.status import create_app
-from relibra.status.settings import StatusSettings
 from relibra.store import Store
 from relibra.store.seal import seal, unseal
 
@@ -38,11 +37,9 @@ MISLEADING = {
 }
 
 
-def shown(redis_url: str, rewording: dict[str, str]) -> dict[str, str]:
+def shown(http: TestClient, rewording: dict[str, str]) -> dict[str, str]:
     """Return everything that the service shows, with `rewording` undone."""
-    app = create_app(Store.open(redis_url), StatusSettings(redis_url=redis_url))
-    with TestClient(app, base_url="http://localhost") as http:
-        texts = {path: html.unescape(http.get(path).text) for path in SURFACES}
+    texts = {path: html.unescape(http.get(path).text) for path in SURFACES}
     for path, text in texts.items():
         for said, instead in rewording.items():
             text = text.replace(instead, said)
@@ -91,17 +88,17 @@ async def reword(store: Store, rewording: dict[str, str]) -> int:
 
 
 def test_S9_causes_states_and_pages_do_not_depend_on_words(
-    redis_url: str, store: Store, run: Loop, several: WatchedJob
+    open_app: Callable[..., TestClient], store: Store, run: Loop, several: WatchedJob
 ) -> None:
     rewording = MISLEADING | {plan.reason: f"plan {step}" + "!" * 40 for step, plan in several.plans.items()}
-    before = shown(redis_url, {})
+    before = shown(open_app(), {})
     assert 'relibra_fallback_ranks{cause="undone",job_id="job",phase="update"} 4.0' in before["/metrics"]
     assert 'relibra_fallback_ranks{cause="stale",job_id="job",phase="recompute"} 4.0' in before["/metrics"]
     num_reports, num_executions_with_fallbacks, num_failures = 4 * 5, 3, 1
     assert run(reword(store, rewording)) == (
         num_reports + num_executions_with_fallbacks + num_failures + len(several.plans)
     )
-    assert shown(redis_url, {}) != before
-    after = shown(redis_url, rewording)
+    assert shown(open_app(), {}) != before
+    after = shown(open_app(), rewording)
     for path in SURFACES:
         assert after[path] == before[path], path

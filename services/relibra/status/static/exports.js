@@ -1,10 +1,9 @@
-// Saves tables and charts as CSV and as PNG.
+// Saves tables as CSV, and charts as CSV and as PNG.
 "use strict";
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 const PNG_SCALE = 2;
-const MOST_PIXELS = 16000;  // of one side of a canvas, in every browser
 
 const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
 // Spreadsheets calculate what begins like a formula, and processes of a job wrote some of the text: an apostrophe keeps it text.
@@ -72,50 +71,11 @@ async function saveChartAsPng(Plotly, plot, name) {
 
 // ---- tables -------------------------------------------------------------------------------------------------------
 
-// Return the text of a cell: times as ISO 8601 in CSV, parts of several lines with semicolons.
-function textOf(cell, isForPrograms) {
-  const time = isForPrograms ? cell.querySelector("time")?.dateTime : null;
-  return time ?? cell.innerText.trim().replace(/\s*\n\s*/g, "; ");
-}
+// Return the text of a cell: times as ISO 8601, parts of several lines with semicolons.
+const textOf = (cell) => cell.querySelector("time")?.dateTime ?? cell.innerText.trim().replace(/\s*\n\s*/g, "; ");
 
 // Return a table as rows for programs: numbers without separators, nothing for a dash.
 const rowsOfTable = (table) => [...table.rows].map((row) => [...row.cells].map((cell) => {
-  const text = textOf(cell, true).replace(/(?<=\d)\u202f(?=\d)/g, "");
+  const text = textOf(cell).replace(/(?<=\d)\u202f(?=\d)/g, "");
   return text === "–" ? "" : text;
 }));
-
-function saveTableAsPng(table, name) {
-  const rows = [...table.rows].map((row) => [...row.cells]);
-  const texts = rows.map((row) => row.map((cell) => textOf(cell, false)));
-  const canvas = document.createElement("canvas");
-  const context = canvas.getContext("2d");
-  const fontOf = (cell) => { const { fontWeight, fontSize, fontFamily } = getComputedStyle(cell); return `${fontWeight} ${fontSize} ${fontFamily}`; };
-  const [gap, height] = [18, 28];
-  const widths = [];
-  for (const [y, row] of rows.entries()) {
-    for (const [x, cell] of row.entries()) {
-      context.font = fontOf(cell);
-      widths[x] = Math.max(widths[x] ?? 0, context.measureText(texts[y][x]).width);
-    }
-  }
-  const [width, total] = [widths.reduce((sum, each) => sum + each + gap, gap), (rows.length + 0.5) * height];
-  const scale = Math.min(PNG_SCALE, MOST_PIXELS / Math.max(width, total));
-  [canvas.width, canvas.height] = [width * scale, total * scale];
-  context.scale(scale, scale);
-  context.fillStyle = colour("page");
-  context.fillRect(0, 0, width, total);
-  for (const [y, row] of rows.entries()) {
-    let left = gap;
-    for (const [x, cell] of row.entries()) {
-      const isRight = getComputedStyle(cell).textAlign === "right";
-      context.font = fontOf(cell);
-      context.fillStyle = getComputedStyle(cell).color;
-      context.textAlign = isRight ? "right" : "left";
-      context.fillText(texts[y][x], isRight ? left + widths[x] : left, (y + 0.8) * height);
-      left += widths[x] + gap;
-    }
-    context.fillStyle = colour("line");
-    context.fillRect(gap / 2, (y + 1.1) * height, width - gap, 1);
-  }
-  canvas.toBlob((blob) => downloadBlob(blob, name, "png"));
-}

@@ -27,10 +27,7 @@ function offerToSave() {
     if (part.nextElementSibling?.matches(".saves")) continue;
     const table = () => part.querySelector("table");  // live updates may replace it
     const name = nameOf(table());
-    part.after(saveButtons(name, {
-      csv: () => downloadCsv(rowsOfTable(table()), name),
-      png: () => saveTableAsPng(table(), name),
-    }));
+    part.after(saveButtons(name, { csv: () => downloadCsv(rowsOfTable(table()), name) }));
   }
 }
 
