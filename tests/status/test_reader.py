@@ -45,5 +45,5 @@ def test_S7_a_damaged_step_is_read_once(
     reader = Reader(store, num_plans=1)
     for _ in range(2):
         with pytest.raises(Corrupt, match="was changed"):
-            run(reader.executed(job.record, 2))
+            run(reader.find_executions(job.record, 2))
     assert len(asked) == 1

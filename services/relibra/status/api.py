@@ -75,7 +75,7 @@ async def explain_step(app: App, seen: Seen, request: Request, step: Step) -> Re
     """Why the step has this placement and these replicas, and why ranks fell back, in sentences."""
     job = seen.job
     record = await app.store.find_step(job, step)
-    executed = await app.reader.executed(job, step)
+    executed = await app.reader.find_executions(job, step)
     return await app.tagged.json(request, lambda: explain(record, job.cluster, executed, is_over=seen.is_over))
 
 
@@ -83,7 +83,7 @@ async def explain_step(app: App, seen: Seen, request: Request, step: Step) -> Re
 async def get_execution(app: App, job: Job, request: Request, step: Step) -> Response:
     """What the ranks did in a step, by phase: missing ranks, fallbacks with their causes, realised imbalance."""
     await app.store.find_step(job, step)
-    executed = await app.reader.executed(job, step)
+    executed = await app.reader.find_executions(job, step)
     return await app.tagged.json(request, lambda: executed)
 
 
@@ -182,11 +182,11 @@ async def watch(
         viewer.check(job_id)
     events = app.live.watch(viewer, job_id)
     # The first event takes a place, or raises while the answer can still be a refusal.
-    events = _resumed(await anext(events), events)
+    events = _resume(await anext(events), events)
     return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
-async def _resumed(first: str, events: AsyncGenerator[str]) -> AsyncGenerator[str]:
+async def _resume(first: str, events: AsyncGenerator[str]) -> AsyncGenerator[str]:
     async with aclosing(events):
         yield first
         async for event in events:

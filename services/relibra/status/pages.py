@@ -70,11 +70,11 @@ async def show_step(app: App, seen: Seen, request: Request, step: Step) -> Respo
     """One step: its plan, the reasons for it, and what the ranks did."""
     job = seen.job
     if not _is_permanent(request):
-        return _permanent(request, seen)
+        return _redirect_to_attempt(request, seen)
     shown_step = await app.reader.step(job, step)
     if shown_step.expired is not None:
         return page(request, "expired.html", seen=seen, step=shown_step)
-    executed = await app.reader.executed(job, step)
+    executed = await app.reader.find_executions(job, step)
     explanation = explain(shown_step, job.cluster, executed, is_over=seen.is_over)
     shown: dict[str, Any] = {"seen": seen, "step": shown_step, "executed": executed, "explanation": explanation}
     if (plan := shown_step.plan) is not None:
@@ -105,8 +105,8 @@ async def find_cell(
 async def show_cell(app: App, seen: Seen, request: Request, step: Step, row: Row, layer: Layer) -> Response:
     """One micro-batch and layer: the load of every rank, at home and in replicas."""
     if not _is_permanent(request):
-        return _permanent(request, seen)
-    plan = await app.reader.planned(seen.job, step)
+        return _redirect_to_attempt(request, seen)
+    plan = await app.reader.find_plan(seen.job, step)
     figures = await app.reader.figures(seen.job, plan)
     cell = await app.reader.off_loop(Cell.of, figures, row, layer)
     return page(request, "cell.html", seen=seen, step=step, plan=plan, cell=cell, num_rows=figures.plan.num_rows)
@@ -148,7 +148,7 @@ def _is_permanent(request: Request) -> bool:
     return "attempt" in request.query_params
 
 
-def _permanent(request: Request, seen: AttemptChoice) -> Response:
+def _redirect_to_attempt(request: Request, seen: AttemptChoice) -> Response:
     """Redirect to the URL that names the attempt, so that an open page and a link stay right after a restart."""
     here = request.url.replace(scheme="", netloc="")
     return RedirectResponse(str(here.include_query_params(attempt=seen.chosen.number)))

@@ -19,7 +19,7 @@ plan_api = APIRouter(prefix="/v1/jobs/{job_id}/steps/{step}", tags=["plans"], re
 @plan_api.get("/plan", response_model=view(PlanInFull))
 async def get_plan(app: App, job: Job, request: Request, step: Step) -> Response:
     """The plan of a step: home ranks, the balance of every cell, and the reason for the plan."""
-    record = await app.reader.planned(job, step)
+    record = await app.reader.find_plan(job, step)
     figures = await app.reader.figures(job, record)
     return await app.tagged.json(request, lambda: PlanInFull.of(record, figures), tag=_tag(record))
 
@@ -27,7 +27,7 @@ async def get_plan(app: App, job: Job, request: Request, step: Step) -> Response
 @plan_api.get("/plan/summary", response_model=view(PlanRecord))
 async def get_plan_summary(app: App, job: Job, request: Request, step: Step) -> Response:
     """The plan of a step without its arrays."""
-    record = await app.reader.planned(job, step)
+    record = await app.reader.find_plan(job, step)
     return await app.tagged.json(request, lambda: record, tag=_tag(record))
 
 
@@ -38,7 +38,7 @@ async def get_plan_summary(app: App, job: Job, request: Request, step: Step) -> 
 )
 async def download_plan(app: App, job: Job, request: Request, step: Step) -> Response:
     """The plan as the file that `relibra plan` writes (docs/api.md)."""
-    record = await app.reader.planned(job, step)
+    record = await app.reader.find_plan(job, step)
 
     async def chunks() -> Iterator[bytes]:
         return plan_chunks(await app.reader.plan(job, record), record.digest)
@@ -57,7 +57,7 @@ async def get_heat_map(
     ] = None,
 ) -> Response:
     """Loads by layer and rank, before and after balancing."""
-    record = await app.reader.planned(job, step)
+    record = await app.reader.find_plan(job, step)
     figures = await app.reader.figures(job, record)
     return await app.tagged.json(request, lambda: HeatMap.of(figures, row), tag=_tag(record))
 
@@ -65,7 +65,7 @@ async def get_heat_map(
 @plan_api.get("/cells/{row}/{layer}", response_model=view(Cell))
 async def get_cell(app: App, job: Job, request: Request, step: Step, row: Row, layer: Layer) -> Response:
     """One cell in full: loads of all ranks before and after, home and replicas of all experts, bound and gap."""
-    record = await app.reader.planned(job, step)
+    record = await app.reader.find_plan(job, step)
     figures = await app.reader.figures(job, record)
     return await app.tagged.json(request, lambda: Cell.of(figures, row, layer), tag=_tag(record))
 
@@ -82,11 +82,11 @@ async def get_diff(
     ] = None,
 ) -> Response:
     """Experts whose home rank differs from another step."""
-    record = await app.reader.planned(job, step)
+    record = await app.reader.find_plan(job, step)
     earlier = await app.store.plan_before(job, step) if against is None else None
     if against is None and earlier is None:
         raise NotFound(f"no step before {step} of job {job.job_id!r} has a plan; choose another step with `against`")
-    other = earlier or await app.reader.planned(job, against or 0)
+    other = earlier or await app.reader.find_plan(job, against or 0)
     from_LE = await app.store.get_placement(job, other.step)
     to_LE = await app.store.get_placement(job, step)
     return await app.tagged.json(

@@ -52,7 +52,7 @@ class Reader:
         """Run `function`, which takes milliseconds, in a worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, lambda: function(*args, **kwargs))
 
-    async def planned(self, job: JobRecord, step: int) -> PlanRecord:
+    async def find_plan(self, job: JobRecord, step: int) -> PlanRecord:
         """Return the record of a step's plan.
 
         Raises:
@@ -131,7 +131,7 @@ class Reader:
         # Not through the cache: a request for many steps would push out the plans that pages show.
         return await self.off_loop(PlanTotals.of, await self.plan(job, record, with_shares=False))
 
-    async def executed(self, job: JobRecord, step: int) -> list[Execution]:
+    async def find_executions(self, job: JobRecord, step: int) -> list[Execution]:
         """Return what the ranks did in a step, by phase.
 
         Raises:

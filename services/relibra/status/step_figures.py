@@ -63,7 +63,7 @@ def realised_imbalance(phases: Sequence[PhaseSummary]) -> float | None:
     return next((phase.imbalance for phase in reversed(phases) if phase.imbalance is not None), None)
 
 
-def _promised(name: str, kind: Kind, title: str, heading: str = "") -> StepFigure:
+def _promise(name: str, kind: Kind, title: str, heading: str = "") -> StepFigure:
     """Return the figure that is a field of a plan's prediction."""
 
     def read(step: StepSummary, _: TokenTime | None) -> Any:
@@ -72,7 +72,7 @@ def _promised(name: str, kind: Kind, title: str, heading: str = "") -> StepFigur
     return StepFigure(name, kind, title, read, heading)
 
 
-def _largest(name: str, kind: Kind, title: str, heading: str = "") -> StepFigure:
+def _take_largest(name: str, kind: Kind, title: str, heading: str = "") -> StepFigure:
     """Return the figure that is the largest of a field over phases."""
 
     def read(step: StepSummary, _: TokenTime | None) -> Any:
@@ -81,60 +81,62 @@ def _largest(name: str, kind: Kind, title: str, heading: str = "") -> StepFigure
     return StepFigure(name, kind, title, read, heading)
 
 
-def _speedup(step: StepSummary, imbalance: float | None) -> float | None:
+def _compute_speedup(step: StepSummary, imbalance: float | None) -> float | None:
     """Return how many times less the slowest ranks compute at this imbalance than without balancing."""
     return step.plan.prediction.imbalance_before / imbalance if step.plan and imbalance else None
 
 
-def _planned_speedup(step: StepSummary, _: TokenTime | None) -> float | None:
-    return _speedup(step, step.plan.prediction.imbalance_after) if step.plan else None
+def _read_planned_speedup(step: StepSummary, _: TokenTime | None) -> float | None:
+    return _compute_speedup(step, step.plan.prediction.imbalance_after) if step.plan else None
 
 
-def _realised(step: StepSummary, _: TokenTime | None) -> float | None:
+def _read_realised(step: StepSummary, _: TokenTime | None) -> float | None:
     return realised_imbalance(step.phases)
 
 
-def _realised_speedup(step: StepSummary, _: TokenTime | None) -> float | None:
-    return _speedup(step, realised_imbalance(step.phases))
+def _read_realised_speedup(step: StepSummary, _: TokenTime | None) -> float | None:
+    return _compute_speedup(step, realised_imbalance(step.phases))
 
 
-def _saved(step: StepSummary, time: TokenTime | None) -> float | None:
+def _read_saving(step: StepSummary, time: TokenTime | None) -> float | None:
     return compute_saving(step, time).saved_gpu_hours
 
 
-def _latency(step: StepSummary, _: TokenTime | None) -> float | None:
+def _read_latency(step: StepSummary, _: TokenTime | None) -> float | None:
     return step.plan.latency_s if step.plan else None
 
 
-def _duration(step: StepSummary, _: TokenTime | None) -> float | None:
+def _read_duration(step: StepSummary, _: TokenTime | None) -> float | None:
     return sum(phase.duration_s for phase in step.phases) or None
 
 
-def _num_otherwise(step: StepSummary, _: TokenTime | None) -> int | None:
+def _read_otherwise(step: StepSummary, _: TokenTime | None) -> int | None:
     return max((phase.routing.num_otherwise for phase in step.phases), default=None)
 
 
 STEP_FIGURES = (
     StepFigure("num_sequences", "count", "Sequences", lambda step, _: step.num_sequences, "Sequences"),
-    _promised("imbalance_before", "ratio", "Imbalance without balancing", "Unbalanced"),
-    _promised("imbalance_after", "ratio", "Imbalance as planned", "Planned"),
-    StepFigure("imbalance_realised", "ratio", "Imbalance as executed", _realised, "Realised"),
-    _promised("imbalance_bound", "ratio", "Lower bound under the plan's placement"),
-    _promised("imbalance_floor", "ratio", "Lower bound under any placement"),
-    StepFigure("speedup_planned", "ratio", "Speed-up of expert computation, planned", _planned_speedup),
-    StepFigure("speedup_realised", "ratio", "Speed-up of expert computation, realised", _realised_speedup, "Speed-up"),
-    StepFigure("saved_gpu_hours", "gpu_hours", "GPU-hours saved", _saved, "GPU-hours saved"),
-    _promised("num_moved_experts", "count", "Experts moved", "Moved"),
-    _promised("reorder_size_bytes", "size", "Size of moved experts"),
-    _promised("num_replicas", "count", "Replicas", "Replicas"),
-    _promised("replica_size_bytes", "size", "Size of replicas"),
-    StepFigure("plan_latency_s", "seconds", "Time from schedule to plan", _latency, "Plan took"),
-    StepFigure("duration_s", "seconds", "Time of all phases", _duration, "Phases took"),
-    _largest("plan_wait_s", "seconds", "Longest wait of a rank for the plan", "Waited"),
-    _largest("reorder_s", "seconds", "Longest reorder of a rank"),
-    _largest("replica_wait_s", "seconds", "Longest wait of a rank for replicas"),
-    _largest("num_fallbacks", "count", "Ranks that kept the previous placement", "Fell back"),
-    StepFigure("num_otherwise", "count", "Cells routed otherwise than planned", _num_otherwise),
+    _promise("imbalance_before", "ratio", "Imbalance without balancing", "Unbalanced"),
+    _promise("imbalance_after", "ratio", "Imbalance as planned", "Planned"),
+    StepFigure("imbalance_realised", "ratio", "Imbalance as executed", _read_realised, "Realised"),
+    _promise("imbalance_bound", "ratio", "Lower bound under the plan's placement"),
+    _promise("imbalance_floor", "ratio", "Lower bound under any placement"),
+    StepFigure("speedup_planned", "ratio", "Speed-up of expert computation, planned", _read_planned_speedup),
+    StepFigure(
+        "speedup_realised", "ratio", "Speed-up of expert computation, realised", _read_realised_speedup, "Speed-up"
+    ),
+    StepFigure("saved_gpu_hours", "gpu_hours", "GPU-hours saved", _read_saving, "GPU-hours saved"),
+    _promise("num_moved_experts", "count", "Experts moved", "Moved"),
+    _promise("reorder_size_bytes", "size", "Size of moved experts"),
+    _promise("num_replicas", "count", "Replicas", "Replicas"),
+    _promise("replica_size_bytes", "size", "Size of replicas"),
+    StepFigure("plan_latency_s", "seconds", "Time from schedule to plan", _read_latency, "Plan took"),
+    StepFigure("duration_s", "seconds", "Time of all phases", _read_duration, "Phases took"),
+    _take_largest("plan_wait_s", "seconds", "Longest wait of a rank for the plan", "Waited"),
+    _take_largest("reorder_s", "seconds", "Longest reorder of a rank"),
+    _take_largest("replica_wait_s", "seconds", "Longest wait of a rank for replicas"),
+    _take_largest("num_fallbacks", "count", "Ranks that kept the previous placement", "Fell back"),
+    StepFigure("num_otherwise", "count", "Cells routed otherwise than planned", _read_otherwise),
 )
 """Speed-up is imbalance without balancing over imbalance: it counts tokens, not seconds."""
 

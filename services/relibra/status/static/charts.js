@@ -20,17 +20,17 @@ const stepAddress = (event) => inAttempt(`${location.pathname}/steps/${event.poi
 // Return points over steps, or over the time at which steps were planned, as the page asks.
 function overSteps(points) {
   const isTime = document.getElementById("axis")?.value === "time";
-  const shown = isTime ? points.filter((each) => each.published_at) : points;
-  const steps = shown.map((each) => each.step);
+  const shown = isTime ? points.filter((point) => point.published_at) : points;
+  const steps = shown.map((point) => point.step);
   return {
     steps,
     isTime,
-    x: isTime ? shown.map((each) => each.published_at) : steps,
-    of: (field) => shown.map((each) => each[field]),
+    x: isTime ? shown.map((point) => point.published_at) : steps,
+    of: (field) => shown.map((point) => point[field]),
     xaxis: isTime ? axis("time (UTC)", { type: "date" }) : axis("step", whole(steps)),
     // Name the step of each point: over time the axis does not.
-    named: (traces) => traces.map((each) => (
-      { ...each, customdata: steps, hovertemplate: `step %{customdata}${isTime ? ", %{x}" : ""}<br>${each.name} %{y:.4~f}<extra></extra>` }
+    named: (traces) => traces.map((trace) => (
+      { ...trace, customdata: steps, hovertemplate: `step %{customdata}${isTime ? ", %{x}" : ""}<br>${trace.name} %{y:.4~f}<extra></extra>` }
     )),
   };
 }
@@ -43,10 +43,12 @@ const bothLines = (sides, names, field, what = "", extra = {}) => sides.flatMap(
   return named([line(`${names[side]}${what}`, x, of(field), SHADES[side], extra)]);
 });
 
-const stepsOf = (sides) => sides.flat().map((each) => each.step);
+const bothOverSteps = (sides, title, traces) => (
+  { traces, layout: { xaxis: axis("step", whole(sides.flat().map((point) => point.step))), yaxis: axis(title) } }
+);
 
 // Return loads over the mean of their layer.
-const overMean = (data, tokens) => tokens.map((row, layer) => row.map((each) => each / (data.mean_tokens[layer] || 1)));
+const overMean = (data, tokens) => tokens.map((row, layer) => row.map((load) => load / (data.mean_tokens[layer] || 1)));
 const slowest = (data, tokens) => tokens.map((row, layer) => Math.max(...row) / (data.mean_tokens[layer] || 1));
 
 // Return two heat maps beside each other, on a phone one above the other. Each is [name, data, tokens].
@@ -150,7 +152,7 @@ const CHARTS = {
       traces: [
         line("without balancing", x, slowest(data, data.before_tokens), "before"),
         line("planned", x, slowest(data, data.after_tokens), "after"),
-        line("floor of the fullest node", x, data.floor_tokens.map((each, layer) => each / (data.mean_tokens[layer] || 1)),
+        line("floor of the fullest node", x, data.floor_tokens.map((floor, layer) => floor / (data.mean_tokens[layer] || 1)),
           "bound", { dash: "dot" }),
       ],
       layout: { xaxis: axis("layer", whole(x)), yaxis: axis("slowest / mean rank") },
@@ -159,14 +161,14 @@ const CHARTS = {
   },
 
   cell(data) {
-    const x = data.ranks.map((each) => each.rank);
-    const of = (field) => data.ranks.map((each) => each[field]);
+    const x = data.ranks.map((rank) => rank.rank);
+    const of = (field) => data.ranks.map((rank) => rank[field]);
     const level = (tokens, shade, dash) => ({
       type: "line", xref: "paper", x0: 0, x1: 1, y0: tokens, y1: tokens, line: { color: colour(shade), width: 1.5, dash },
     });
-    const node = data.ranks.filter((each, index) => index && each.node !== data.ranks[index - 1].node);
-    const borders = node.map((each) => ({
-      type: "line", yref: "paper", y0: 0, y1: 1, x0: each.rank - 0.5, x1: each.rank - 0.5,
+    const node = data.ranks.filter((rank, index) => index && rank.node !== data.ranks[index - 1].node);
+    const borders = node.map((rank) => ({
+      type: "line", yref: "paper", y0: 0, y1: 1, x0: rank.rank - 0.5, x1: rank.rank - 0.5,
       line: { color: colour("line"), width: 1 },
     }));
     return {
@@ -183,34 +185,21 @@ const CHARTS = {
         yaxis: axis("tokens", { rangemode: "tozero" }),
         shapes: [...borders, level(data.mean_tokens, "quiet", "dash"), level(data.lower_bound_tokens, "bound", "dot")],
       },
-      choose: () => null,
     };
   },
 
   // Two jobs or two steps: data of the left and the right side, and the names of both.
 
   "both-imbalance"(sides, names) {
-    return {
-      traces: [
-        ...bothLines(sides, names, "imbalance_realised", ", realised"),
-        ...bothLines(sides, names, "imbalance_before", ", without balancing", { dash: "dot" }),
-      ],
-      layout: { xaxis: axis("step", whole(stepsOf(sides))), yaxis: axis("slowest / mean rank") },
-      choose: () => null,
-    };
+    return bothOverSteps(sides, "slowest / mean rank", [
+      ...bothLines(sides, names, "imbalance_realised", ", realised"),
+      ...bothLines(sides, names, "imbalance_before", ", without balancing", { dash: "dot" }),
+    ]);
   },
 
-  "both-speedup"(sides, names) {
-    return {
-      traces: bothLines(sides, names, "speedup_realised"),
-      layout: { xaxis: axis("step", whole(stepsOf(sides))), yaxis: axis("speed-up") },
-      choose: () => null,
-    };
-  },
+  "both-speedup": (sides, names) => bothOverSteps(sides, "speed-up", bothLines(sides, names, "speedup_realised")),
 
-  "both-heat"(sides, names) {
-    return { ...heatMaps(sides.map((data, side) => [names[side], data, data.after_tokens])), choose: () => null };
-  },
+  "both-heat": (sides, names) => heatMaps(sides.map((data, side) => [names[side], data, data.after_tokens])),
 
   "both-layers"(sides, names) {
     const lines = (what, field, extra) => sides.map((data, side) => line(
@@ -219,7 +208,6 @@ const CHARTS = {
     return {
       traces: [...lines("planned", "after_tokens"), ...lines("without balancing", "before_tokens", { dash: "dot" })],
       layout: { xaxis: axis("layer", whole([0, sides[0].mean_tokens.length])), yaxis: axis("slowest / mean rank") },
-      choose: () => null,
     };
   },
 };

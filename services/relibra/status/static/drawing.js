@@ -31,7 +31,7 @@ async function load(source) {
   return data;
 }
 
-const isEmpty = (data) => Array.isArray(data) && !data.some((each) => each.imbalance_after !== null);
+const isEmpty = (data) => Array.isArray(data) && !data.some((point) => point.imbalance_after !== null);
 
 const drawn = new WeakMap();
 
@@ -62,7 +62,8 @@ async function draw(figure) {
 async function paint(Plotly, figure, data) {
   const plot = figure.querySelector(".plot");
   const { chart, names } = figure.dataset;
-  const { traces, layout, choose } = names ? CHARTS[chart](data, JSON.parse(names)) : CHARTS[chart](data[0]);
+  const drawing = names ? CHARTS[chart](data, JSON.parse(names)) : CHARTS[chart](data[0]);
+  const { traces, layout, choose = () => null } = drawing;
   const common = {
     margin: { t: 30, r: 50, b: 45, l: 60 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent",
     font: { color: colour("text"), family: "system-ui, DejaVu Sans, sans-serif", size: 13 }, showlegend: true,

@@ -9,7 +9,7 @@ function makeWalkable(Plotly, plot, traces, layout, choose) {
   const grid = traces[0].z;  // only heat maps have one
   const [rows, columns] = grid ? [grid.length, grid[0].length] : [1, traces[0].x.length];
   const at = plot.walkedTo ??= { row: 0, column: grid ? 0 : columns - 1 };  // the last step is the newest
-  const subplots = [...new Set(traces.map((each) => `${each.xaxis ?? "x"}${each.yaxis ?? "y"}`))];
+  const subplots = [...new Set(traces.map((trace) => `${trace.xaxis ?? "x"}${trace.yaxis ?? "y"}`))];
   const x = () => (grid ? at.column : traces[0].x[at.column]);
   const indexIn = (trace) => trace.x.indexOf(x());  // two jobs may have other steps
   const valueOf = (trace) => (grid ? trace.z[at.row]?.[at.column] : trace.y[indexIn(trace)]);

@@ -31,7 +31,7 @@ async function replaceParts() {
     return;
   }
   const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
-  const [next, shown] = [fresh, document].map((each) => each.querySelector("main").dataset);
+  const [next, shown] = [fresh, document].map((page) => page.querySelector("main").dataset);
   if (next.page !== shown.page) {
     const isMoved = next.attempt && shown.attempt && next.attempt !== shown.attempt;
     if (isMoved) sessionStorage.setItem("moved", JSON.stringify([shown.attempt, next.attempt]));
@@ -92,7 +92,7 @@ const AGES = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 function tellAges() {
   for (const element of document.querySelectorAll("time:not(.clock)")) {
     const seconds = Math.max(0, (Date.now() - Date.parse(element.dateTime)) / 1000);
-    const [size, unit] = AGES.find(([each]) => seconds >= each) ?? [1, "s"];
+    const [size, unit] = AGES.find(([least]) => seconds >= least) ?? [1, "s"];
     element.title = element.dateTime;
     element.textContent = `${Math.floor(seconds / size)} ${unit} ago`;
   }

@@ -3,7 +3,7 @@
 
 // Return the heading above a table.
 const nameOf = (table) => (
-  [...document.querySelectorAll("h1, h2")].findLast((each) => each.compareDocumentPosition(table) & 4)?.innerText
+  [...document.querySelectorAll("h1, h2")].findLast((heading) => heading.compareDocumentPosition(table) & 4)?.innerText
 );
 
 function tellScrollable() {
