@@ -176,7 +176,7 @@ class EngineReporter:
         routings: list[SequenceRouting],
         policy_versions: tuple[int, int] | None,
     ) -> list[str]:
-        if not self._has_said_unplaced and not all(each.is_placed for each in routings):
+        if not self._has_said_unplaced and not all(routing.is_placed for routing in routings):
             self._has_said_unplaced = True
             logger.warning(
                 "%s does not tell its number of tokens: its first row is taken for the first token, which is wrong if "
@@ -184,7 +184,7 @@ class EngineReporter:
                 request_id,
             )
         if self._filler_rule is not None:
-            routings = [as_trained(each, self._filler_rule) for each in routings]
+            routings = [as_trained(routing, self._filler_rule) for routing in routings]
         names = [request_id] if len(routings) == 1 else [f"{request_id}/{index}" for index in range(len(routings))]
         return [
             name

@@ -228,8 +228,8 @@ class Outbox:
     def take_refused(self, *, but_of_step: int | None = None) -> list[Refused]:
         """Return the refusals that no call has returned yet, except those of one step, which stay for `settle_all`."""
         with self._changed:
-            taken = [each for each in self._refused if each.step != but_of_step]
-            self._refused = [each for each in self._refused if each.step == but_of_step]
+            taken = [refused for refused in self._refused if refused.step != but_of_step]
+            self._refused = [refused for refused in self._refused if refused.step == but_of_step]
             return taken
 
     def num_unanswered(self) -> int:

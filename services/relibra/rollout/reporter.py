@@ -333,7 +333,10 @@ class RolloutReporter:
                 for response in open_stream(channel, self._outbox.send(self._encode), idle_job_id):
                     self._outbox.answer(
                         response.answered_through,
-                        {each.ordinal: ERRORS.get(each.error, RelibraError)(each.message) for each in response.refused},
+                        {
+                            refusal.ordinal: ERRORS.get(refusal.error, RelibraError)(refusal.message)
+                            for refusal in response.refused
+                        },
                     )
                     self._outbox.grant(response.credit_through)
                     self.follow(response.epoch)

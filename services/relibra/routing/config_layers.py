@@ -62,9 +62,9 @@ def moe_layers(config: Mapping[str, Any]) -> tuple[bool, ...]:
 
 
 def _num_layers(config: Mapping[str, Any], default: int | None) -> int:
-    given = {key: config[key] for key in _NUM_LAYERS if is_int(config.get(key))}
-    if len(set(given.values())) > 1:
-        raise InvalidInput.of(" and ".join(given), expected="one number of layers", got=list(given.values()))
+    numbers = {key: config[key] for key in _NUM_LAYERS if is_int(config.get(key))}
+    if len(set(numbers.values())) > 1:
+        raise InvalidInput.of(" and ".join(numbers), expected="one number of layers", got=list(numbers.values()))
     num_layers = number(config, _NUM_LAYERS, default)
     if not 1 <= num_layers <= MAX_LAYERS:
         raise InvalidInput.of("num_hidden_layers", expected=f"1 to {MAX_LAYERS}", got=num_layers)
@@ -73,23 +73,23 @@ def _num_layers(config: Mapping[str, Any], default: int | None) -> int:
 
 def _listed(config: Mapping[str, Any]) -> dict[str, tuple[bool, ...]]:
     """Return the MoE layers by the key that has an entry for each layer."""
-    found: dict[str, tuple[bool, ...]] = {}
+    listed: dict[str, tuple[bool, ...]] = {}
     pattern = config.get("hybrid_override_pattern")
     if isinstance(pattern, str):
-        found["hybrid_override_pattern"] = tuple(letter == "E" for letter in pattern)
+        listed["hybrid_override_pattern"] = tuple(letter == "E" for letter in pattern)
     for key in _BLOCK_KINDS:
         kinds = config.get(key)
         if _is_list(kinds) and "moe" in kinds:
-            found[key] = tuple(kind == "moe" for kind in kinds)
+            listed[key] = tuple(kind == "moe" for kind in kinds)
     kinds = config.get("mlp_layer_types")
     if kinds is not None:
         if not _is_list(kinds) or not all(isinstance(kind, str) and kind in _MLP_KINDS for kind in kinds):
             raise InvalidInput.of("mlp_layer_types", expected=f"a list of {' or '.join(_MLP_KINDS)}", got=kinds)
-        found["mlp_layer_types"] = tuple(_MLP_KINDS[kind] for kind in kinds)
+        listed["mlp_layer_types"] = tuple(_MLP_KINDS[kind] for kind in kinds)
     flags = config.get("moe_layer_freq")
     if _is_list(flags):
-        found["moe_layer_freq"] = tuple(bool(flag) for flag in flags)
-    return found
+        listed["moe_layer_freq"] = tuple(bool(flag) for flag in flags)
+    return listed
 
 
 def _layers_at(key: str, indices: Any, num_layers: int) -> tuple[bool, ...]:

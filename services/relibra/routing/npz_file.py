@@ -52,8 +52,8 @@ def read_npz(path: Path, keys: Collection[str]) -> dict[str, NDArray[Any]]:
         _check_is_zip(path)
         with zipfile.ZipFile(path) as file:
             names = set(file.namelist())
-            found = {key: name for key in keys for name in (f"{key}.npy", key) if name in names}
-            infos = {key: file.getinfo(name) for key, name in found.items()}
+            name_of = {key: name for key in keys for name in (f"{key}.npy", key) if name in names}
+            infos = {key: file.getinfo(name) for key, name in name_of.items()}
             _check_expansion(path, sum(info.file_size for info in infos.values()))
             return {key: _read(file, info, key) for key, info in infos.items()}
     except InvalidInput:

@@ -37,12 +37,12 @@ class _Sums:
 
     def part(self, part: Part, num_rows: int) -> NDArray[np.uint32]:
         """Return the counts of a part, to which the caller adds `num_rows` rows."""
-        found = self.parts.get(part)
-        if found is None:
+        counts = self.parts.get(part)
+        if counts is None:
             shape = (self.layers.num_moe_layers, self.layers.num_experts)
-            found = self.parts[part] = PartCounts(np.zeros(shape, dtype=np.uint32))
-        found.num_rows += num_rows
-        return found.counts_LE
+            counts = self.parts[part] = PartCounts(np.zeros(shape, dtype=np.uint32))
+        counts.num_rows += num_rows
+        return counts.counts_LE
 
 
 def count_parts(routings: Sequence[SequenceRouting], ranges: RowRanges, rule: FillerRule) -> dict[Part, PartCounts]:

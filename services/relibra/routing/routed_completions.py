@@ -60,11 +60,11 @@ def _of_one(response: Mapping[str, Any]) -> list[RoutedCompletion]:
     meta_info = _mapping(response.get("meta_info"))
     if "routed_experts" in meta_info:
         return [_from_sglang(meta_info, "meta_info", _total(meta_info))]
-    found = _of_choices(response) or _at_top(response)
-    if not found:
+    completions = _of_choices(response) or _at_top(response)
+    if not completions:
         keys = ", ".join(sorted(str(key) for key in response))[:200] or "none"
         reason = _finish_reason(meta_info)
-        found = [
+        completions = [
             RoutedCompletion(
                 payload=None,
                 field="response",
@@ -72,24 +72,24 @@ def _of_one(response: Mapping[str, Any]) -> list[RoutedCompletion]:
                 instead=f"the keys {keys}" + (f", finished by {reason}" if reason else ""),
             )
         ]
-    return found
+    return completions
 
 
 def _of_choices(response: Mapping[str, Any]) -> list[RoutedCompletion]:
     """Return a completion for every choice, or nothing if none has routed experts."""
     listed = response.get("choices")
     choices = [_mapping(each) for each in listed] if isinstance(listed, list) else []
-    found: list[RoutedCompletion | None] = [_of_choice(response, choices, index) for index in range(len(choices))]
+    completions: list[RoutedCompletion | None] = [_of_choice(response, choices, index) for index in range(len(choices))]
     absent = _ABSENT
     sglext = _mapping(response.get("sglext"))
-    if not any(found) and "routed_experts" in sglext:
-        found = [_from_sglang(sglext, "sglext", _num_tokens(response, choices, 0)), *found[1:]]
+    if not any(completions) and "routed_experts" in sglext:
+        completions = [_from_sglang(sglext, "sglext", _num_tokens(response, choices, 0)), *completions[1:]]
         absent = _FIRST_CHOICE_ONLY
-    if not any(found):
+    if not any(completions):
         return []
     return [
         each or RoutedCompletion(payload=None, field=f"choices[{index}].routed_experts", instead=absent)
-        for index, each in enumerate(found)
+        for index, each in enumerate(completions)
     ]
 
 

@@ -176,7 +176,7 @@ def untrainable(dealt: Dealt, packable: PackableStep) -> str:
                 return f"no sequence in {place}"
             if packable.keeps_counts and len(sequences) != len(own_sequences):
                 return f"{len(sequences)} sequences in {place}, which has {len(own_sequences)}"
-            num_tokens = sum(packable.length_S[each] for each in sequences)
+            num_tokens = sum(packable.length_S[sequence] for sequence in sequences)
             budget = packable.token_budget
             if budget is not None and num_tokens > budget and len(sequences) > 1:
                 return f"{num_tokens} tokens in {place}, which holds {budget}"
@@ -185,7 +185,7 @@ def untrainable(dealt: Dealt, packable: PackableStep) -> str:
 
 def _counted(routed_S: Sequence[Any], layers: ModelLayers) -> list[tuple[NDArray[np.unsignedinteger], int]]:
     """Return the counts `[L, E]` and the rows of every sequence; of many rows only every n-th counts, n times."""
-    every = sampling_interval([len(each) for each in routed_S], layers)
+    every = sampling_interval([len(rows) for rows in routed_S], layers)
 
     def count(index: int) -> tuple[NDArray[np.unsignedinteger], int]:
         routing = sequence_routing(routed_S[index][::every], layers, field=f"routed_experts[{index}]")

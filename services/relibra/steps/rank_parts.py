@@ -56,20 +56,24 @@ def count_rank(batch: RankBatch, data_rank: int, trainer: TrainerLayout) -> list
     for routing in batch.routings:
         missing_tokens(routing, trainer.filler_rule)
     length_S = np.array([routing.num_tokens for routing in batch.routings], dtype=np.int64)
-    places = [(index, np.asarray(each, dtype=np.int64)) for index, each in enumerate(batch.micro_batches) if len(each)]
+    places = [
+        (index, np.asarray(sequences, dtype=np.int64))
+        for index, sequences in enumerate(batch.micro_batches)
+        if len(sequences)
+    ]
     ranges = [
         row_ranges(
-            length_S[each],
+            length_S[sequences],
             trainer.ranks,
             trainer.packing,
             data_rank,
             None if batch.num_rows_M is None else batch.num_rows_M[index],
         )
-        for index, each in places
+        for index, sequences in places
     ]
 
     def count(index: int, place_B: NDArray[np.int64], of_micro_batch: RowRanges) -> list[RankPart]:
-        parts = count_parts([batch.routings[each] for each in place_B.tolist()], of_micro_batch, trainer.filler_rule)
+        parts = count_parts([batch.routings[place] for place in place_B.tolist()], of_micro_batch, trainer.filler_rule)
         return [
             RankPart(micro_batch=index, ep_group=ep_group, source_rank=source_rank, counts=counts)
             for (ep_group, source_rank), counts in parts.items()
@@ -77,7 +81,8 @@ def count_rank(batch: RankBatch, data_rank: int, trainer: TrainerLayout) -> list
 
     with ThreadPoolExecutor(_num_threads(len(places)), thread_name_prefix="relibra-count") as pool:
         futures = [
-            pool.submit(count, index, place_B, each) for (index, place_B), each in zip(places, ranges, strict=True)
+            pool.submit(count, index, place_B, of_micro_batch)
+            for (index, place_B), of_micro_batch in zip(places, ranges, strict=True)
         ]
         return [part for future in futures for part in future.result()]
 

@@ -53,7 +53,7 @@ def report_rank(
     for sequence_id, part in zip(sequence_ids, parts, strict=True):
         reporter.report_counts(step, sequence_id, part.counts.counts_LE, part.counts.num_rows)
     reporter.flush(timeout_s)
-    place_P3 = np.array([(each.micro_batch, each.source_rank, each.ep_group) for each in parts], dtype=np.int32)
+    place_P3 = np.array([(part.micro_batch, part.source_rank, part.ep_group) for part in parts], dtype=np.int32)
     micro_batch_P, source_rank_P, ep_group_P = place_P3.reshape(-1, 3).T
     schedule = Schedule(micro_batch_S=micro_batch_P, source_rank_S=source_rank_P, ep_group_S=ep_group_P)
     return RankSchedule(sequence_ids=sequence_ids, schedule=schedule)
@@ -72,13 +72,13 @@ def submit_step(
     if not ranks:
         raise InvalidInput.of("ranks", expected="the schedule of at least one data-parallel rank", got="none")
     micro_batch_S, source_rank_S, ep_group_S = (
-        np.concatenate([getattr(each.schedule, field) for each in ranks])
+        np.concatenate([getattr(rank.schedule, field) for rank in ranks])
         for field in ("micro_batch_S", "source_rank_S", "ep_group_S")
     )
     planner.submit_schedule(
         job_id,
         step,
-        [sequence_id for each in ranks for sequence_id in each.sequence_ids],
+        [sequence_id for rank in ranks for sequence_id in rank.sequence_ids],
         Schedule(micro_batch_S=micro_batch_S, source_rank_S=source_rank_S, ep_group_S=ep_group_S),
         basis,
     )

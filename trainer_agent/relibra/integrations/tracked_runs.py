@@ -118,8 +118,8 @@ def active_runs() -> list[TrackedRun]:
         InvalidInput: there is none.
     """
     wandb, mlflow = sys.modules.get("wandb"), sys.modules.get("mlflow")
-    found = [getattr(wandb, "run", None), None if mlflow is None else mlflow.active_run()]
-    runs = [tracked_run(each) for each in found if each is not None]
+    active = [getattr(wandb, "run", None), None if mlflow is None else mlflow.active_run()]
+    runs = [tracked_run(run) for run in active if run is not None]
     if not runs:
         raise InvalidInput.of(
             "run",

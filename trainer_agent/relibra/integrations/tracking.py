@@ -52,8 +52,8 @@ def ended_steps(points: Sequence[Mapping[str, Any]], after: int) -> list[Mapping
 
     A step has ended when all ranks have reported its update or that of a later step: nothing more will come of it.
     """
-    last = max((each["step"] for each in points if each["is_complete"]), default=-1)
-    return [each for each in points if after < each["step"] <= last]
+    last = max((point["step"] for point in points if point["is_complete"]), default=-1)
+    return [point for point in points if after < point["step"] <= last]
 
 
 class Tracking:
@@ -114,9 +114,9 @@ class Tracking:
         points = self._history(mark.attempt, _USUAL_STEPS)
         if len(points) == _USUAL_STEPS and points[0]["step"] > mark.step + 1:
             points = self._history(mark.attempt, _MOST_STEPS)
-        found = ended_steps(points, mark.step)
-        self._waiting += found
-        self._mark = Mark(mark.attempt, found[-1]["step"]) if found else mark
+        steps = ended_steps(points, mark.step)
+        self._waiting += steps
+        self._mark = Mark(mark.attempt, steps[-1]["step"]) if steps else mark
 
     def _history(self, attempt: int, limit: int) -> list[Mapping[str, Any]]:
         points: list[Mapping[str, Any]] = self._service.get(

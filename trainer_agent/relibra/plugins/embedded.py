@@ -234,7 +234,7 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
     except OSError as error:
         failure = f"{socket.gethostname()} ({error})"
-    failures = sorted({each for each in _tell(failure) if each})
+    failures = sorted({text for text in _tell(failure) if text})
     if failures:
         raise Unavailable(
             f"the embedded planner at {address} cannot be reached from {', '.join(failures)}; set MASTER_ADDR to a "

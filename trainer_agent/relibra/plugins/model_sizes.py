@@ -27,7 +27,7 @@ def measure_sizes(model: Model, chunks: Sequence[nn.Module], optimizer: Any) -> 
         mine = model
     told = [mine] * dist.get_world_size()
     dist.all_gather_object(told, mine)
-    return max(told, key=lambda each: each.expert_weight_size_bytes)
+    return max(told, key=lambda measured: measured.expert_weight_size_bytes)
 
 
 def _measure(model: Model, chunks: Sequence[nn.Module], optimizer: Any) -> Model:

@@ -105,8 +105,8 @@ class PlannedPasses:
         told = self._reported(pass_index, batch) if self.is_reporting else _Told()
         everyone = [told] * dist.get_world_size()
         dist.all_gather_object(everyone, told)
-        self._note({each.answer for each in everyone})
-        schedules = [each.schedule for each in everyone if each.schedule is not None]
+        self._note({told.answer for told in everyone})
+        schedules = [told.schedule for told in everyone if told.schedule is not None]
         if len(schedules) < self.trainer.ranks.data:
             return False
         return self._submitted(pass_index, lambda: submit_step(self._planner, self.settings.job, pass_index, schedules))

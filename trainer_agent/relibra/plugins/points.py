@@ -31,12 +31,12 @@ def check_points(module: Any, wanted: Points, *, version: str, without: str) -> 
 
 
 def _missing(module: Any, path: str, parameters: Sequence[str]) -> list[str]:
-    found = module
+    attribute = module
     for name in path.split("."):
-        if not hasattr(found, name):
+        if not hasattr(attribute, name):
             return [path]
-        found = getattr(found, name)
+        attribute = getattr(attribute, name)
     if not parameters:
         return []
-    has = inspect.signature(found).parameters
-    return [f"the parameter {each} of {path}" for each in parameters if each not in has]
+    has = inspect.signature(attribute).parameters
+    return [f"the parameter {parameter} of {path}" for parameter in parameters if parameter not in has]

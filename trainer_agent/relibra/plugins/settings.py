@@ -55,17 +55,17 @@ class PluginSettings:
         for name in configured:
             if name not in VARIABLES:
                 raise InvalidInput.of(f"relibra.{name}", expected="one of " + ", ".join(VARIABLES), got=name)
-        given = {name: environment[variable] for name, variable in VARIABLES.items() if environment.get(variable)}
-        given |= {name: str(value) for name, value in configured.items()}
-        if not given.get("planner"):
+        values = {name: environment[variable] for name, variable in VARIABLES.items() if environment.get(variable)}
+        values |= {name: str(value) for name, value in configured.items()}
+        if not values.get("planner"):
             raise InvalidInput.of(
                 "relibra.planner",
                 expected="the planner as host:port, or embedded, in the section relibra of the configuration or in "
                 "RELIBRA_PLANNER in the environment of every worker",
                 got="nothing",
             )
-        if given["planner"] != EMBEDDED and ":" not in given["planner"]:
-            raise InvalidInput.of("relibra.planner", expected=f"host:port or {EMBEDDED}", got=given["planner"])
+        if values["planner"] != EMBEDDED and ":" not in values["planner"]:
+            raise InvalidInput.of("relibra.planner", expected=f"host:port or {EMBEDDED}", got=values["planner"])
         if (pack := packs(configured, environment)) and not may_pack:
             raise InvalidInput.of(
                 "relibra.pack",
@@ -74,10 +74,10 @@ class PluginSettings:
                 got=True,
             )
         return cls(
-            planner=given["planner"],
-            job=given.get("job") or default_job,
-            slots=int(_number("slots", given["slots"])) if given.get("slots") else None,
-            plan_timeout_s=_number("plan_timeout_s", given.get("plan_timeout_s", DEFAULT_PLAN_TIMEOUT_S)),
+            planner=values["planner"],
+            job=values.get("job") or default_job,
+            slots=int(_number("slots", values["slots"])) if values.get("slots") else None,
+            plan_timeout_s=_number("plan_timeout_s", values.get("plan_timeout_s", DEFAULT_PLAN_TIMEOUT_S)),
             pack=pack,
         )
 
@@ -96,10 +96,10 @@ def packs(configured: Mapping[str, Any], environment: Mapping[str, str]) -> bool
     Raises:
         InvalidInput: the value is neither true nor false.
     """
-    given = str(configured.get("pack", environment.get(VARIABLES["pack"]) or False))
-    if given.lower() not in _FLAGS:
-        raise InvalidInput.of("relibra.pack", expected="true or false", got=given)
-    return _FLAGS[given.lower()]
+    value = str(configured.get("pack", environment.get(VARIABLES["pack"]) or False))
+    if value.lower() not in _FLAGS:
+        raise InvalidInput.of("relibra.pack", expected="true or false", got=value)
+    return _FLAGS[value.lower()]
 
 
 def job_name(*names: str | None, default: str) -> str:

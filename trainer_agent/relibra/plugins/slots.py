@@ -47,5 +47,5 @@ def least_free_bytes() -> int | None:
         mine = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     told: list[int | None] = [mine] * dist.get_world_size()
     dist.all_gather_object(told, mine)
-    known = [each for each in told if each is not None]
+    known = [size_bytes for size_bytes in told if size_bytes is not None]
     return min(known) if len(known) == len(told) else None

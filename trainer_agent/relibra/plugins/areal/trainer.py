@@ -54,6 +54,6 @@ def _pass_settings_on(config: Any) -> None:
         os.environ.update({name: str(value) for name, value in spec.env_vars.items() if name.startswith("RELIBRA_")})
     job = job_name(config.experiment_name, config.trial_name, default="areal")
     os.environ.update(PluginSettings.read({}, os.environ, default_job=job, may_pack=False).variables())
-    given = {name: value for name, value in os.environ.items() if name.startswith("RELIBRA_")}
+    variables = {name: value for name, value in os.environ.items() if name.startswith("RELIBRA_")}
     for spec in config.actor.scheduling_spec:
-        spec.env_vars.update(given)
+        spec.env_vars.update(variables)

@@ -10,8 +10,8 @@ _PREFIX = "relibra."
 
 def split(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Return the arguments that SkyRL understands, and the settings `relibra.*`."""
-    own = [each.removeprefix(_PREFIX).partition("=") for each in arguments if each.startswith(_PREFIX)]
-    skyrl = [each for each in arguments if not each.startswith((_PREFIX, "trainer.override_entrypoint="))]
+    own = [argument.removeprefix(_PREFIX).partition("=") for argument in arguments if argument.startswith(_PREFIX)]
+    skyrl = [argument for argument in arguments if not argument.startswith((_PREFIX, "trainer.override_entrypoint="))]
     return skyrl, {name: value for name, _, value in own}
 
 
@@ -28,5 +28,5 @@ def variables(trainer: Any, section: Mapping[str, str], environment: Mapping[str
     """
     job = job_name(trainer.project_name, trainer.run_name, default="skyrl")
     settings = PluginSettings.read(section, environment, default_job=job, may_pack=False)
-    given = {name: value for name, value in environment.items() if name.startswith("RELIBRA_")}
-    return given | settings.variables()
+    of_relibra = {name: value for name, value in environment.items() if name.startswith("RELIBRA_")}
+    return of_relibra | settings.variables()

@@ -37,7 +37,7 @@ def rank_batch(micro_batches: Sequence[Mapping[str, Any]], layers: ModelLayers) 
     Raises:
         InvalidInput: the routed experts do not fit their tokens.
     """
-    routings = [_routings(each, layers) for each in micro_batches]
+    routings = [_routings(batch, layers) for batch in micro_batches]
     ends = accumulate(map(len, routings), initial=0)
     return RankBatch(
         routings=list(chain.from_iterable(routings)),

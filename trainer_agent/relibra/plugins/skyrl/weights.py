@@ -39,8 +39,8 @@ class LogicalWeights(WeightSource):  # type: ignore[misc]
         told = self._source.metadata()
         if self._renamed is None:
             return list(told)
-        shapes = ((each.name, torch.empty(each.shape, dtype=each.dtype, device="meta")) for each in told)
-        return [ParamMeta(name, each.dtype, tuple(each.shape)) for name, each in self._renamed(shapes)]
+        shapes = ((meta.name, torch.empty(meta.shape, dtype=meta.dtype, device="meta")) for meta in told)
+        return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self._renamed(shapes)]
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         return iter(self._source) if self._renamed is None else self._renamed(self._source)

@@ -9,7 +9,7 @@ from relibra.plugins.points import check_points
 from relibra.plugins.slime.framework import MILES, SLIME, Framework
 from relibra.plugins.slime.training import BalancedTraining
 
-FRAMEWORKS = {each.name: each for each in (SLIME, MILES)}
+FRAMEWORKS = {framework.name: framework for framework in (SLIME, MILES)}
 
 _training: BalancedTraining | None = None
 
@@ -28,9 +28,9 @@ def install(args: Any, name: str) -> None:
     """
     global _training
     framework = FRAMEWORKS[name]
-    modules = {each: import_module(f"{framework.package}.{each}") for each in framework.points}
-    for each, points in framework.points.items():
-        check_points(modules[each], points, version=framework.version, without="--custom-megatron-init-path")
+    modules = {module: import_module(f"{framework.package}.{module}") for module in framework.points}
+    for module, points in framework.points.items():
+        check_points(modules[module], points, version=framework.version, without="--custom-megatron-init-path")
     is_first = _training is None
     _training = BalancedTraining(framework, args)
     if is_first:
@@ -101,9 +101,9 @@ def _forward_only(plain: Callable[..., Any], *args: Any, store_prefix: str = "",
 
 def _train(plain: Callable[..., Any], *args: Any, **named: Any) -> Any:
     with training().updates():
-        found = plain(*args, **named)
+        result = plain(*args, **named)
     training().tell_manager(named["rollout_id"] if "rollout_id" in named else args[0])
-    return found
+    return result
 
 
 def _get_forward_backward_func(plain: Callable[..., Any], *args: Any, **named: Any) -> Callable[..., Any]:

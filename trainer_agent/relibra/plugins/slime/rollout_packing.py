@@ -81,7 +81,7 @@ class RolloutPacking:
             if routing is None:
                 raise InvalidInput.of("rollout_routed_experts", expected="the routing of every sample", got="none")
             first_step = self._first_step(len(own.num_microbatches))
-            found = [
+            packed_steps = [
                 self._packed_step(first_step + index, dealt, routing, length_S, room_of(args, cp_size))
                 for index, dealt in enumerate(own.steps())
             ]
@@ -102,15 +102,15 @@ class RolloutPacking:
                 "relibra packs the samples of job %s; rollout %d: %s. Later rollouts are packed without a line",
                 self._job.job,
                 self.rollout_id,
-                found[0][1],
+                packed_steps[0][1],
             )
-        return RolloutSchedule.of([dealt for dealt, _ in found])
+        return RolloutSchedule.of([dealt for dealt, _ in packed_steps])
 
     def _packed_step(
         self, step: int, own: Dealt, routing: Sequence[Any], length_S: Sequence[int], room: Mapping[str, Any]
     ) -> tuple[Dealt, str]:
         """Return how the samples of a training step are dealt, and why."""
-        samples = sorted(sample for of_rank in own for each in of_rank for sample in each)
+        samples = sorted(sample for of_rank in own for micro_batch in of_rank for sample in micro_batch)
         place = {sample: index for index, sample in enumerate(samples)}
         job = self._job
         if self._clients is None:
@@ -127,14 +127,14 @@ class RolloutPacking:
         packable = PackableStep(
             routed_S=[routing[sample] for sample in samples],
             length_S=[length_S[sample] for sample in samples],
-            dealt=[[[place[sample] for sample in each] for each in of_rank] for of_rank in own],
+            dealt=[[[place[sample] for sample in micro_batch] for micro_batch in of_rank] for of_rank in own],
             **room,
         )
         name = f"rollout-{self.rollout_id}"
         dealt, reason = pack_step(
             *self._clients, job.job, step, name, packable, job.layers, job.ranks, timeout_s=TIMEOUT_S
         )
-        return [[[samples[index] for index in each] for each in of_rank] for of_rank in dealt], reason
+        return [[[samples[index] for index in micro_batch] for micro_batch in of_rank] for of_rank in dealt], reason
 
     def _first_step(self, num_training_steps: int) -> int:
         """Return the step at the planner of the first pass of the rollout, or a later one if rollouts are ahead.
@@ -179,7 +179,7 @@ def install(manager: Any, splitting: str, job: PackingJob) -> None:
     @functools.wraps(split)
     def split_packed(*args: Any, **more: Any) -> Any:
         packing.rollout_id = manager.rollout_id
-        packing.data = next(each for each in (*args, *more.values()) if isinstance(each, Mapping))
+        packing.data = next(argument for argument in (*args, *more.values()) if isinstance(argument, Mapping))
         try:
             return split(*args, **more)
         finally:
@@ -197,8 +197,8 @@ def _build_packed(
     own = RolloutSchedule(
         partitions=partitions, micro_batch_indices=micro_batch_indices, num_microbatches=num_microbatches
     )
-    found = packing.packed(args, parallel["cp_size"], lengths, own)
-    return (found.partitions, found.micro_batch_indices, num_microbatches, *rest)
+    schedule = packing.packed(args, parallel["cp_size"], lengths, own)
+    return (schedule.partitions, schedule.micro_batch_indices, num_microbatches, *rest)
 
 
 def tell(manager: Any, rollout_id: int, next_step: int) -> None:

@@ -175,7 +175,7 @@ class BalancedTraining:
         agent = self.passes.agent
         if agent is None or "update_weights" in vars(updater):
             return
-        if any(each.__name__ == "UpdateWeightFromTensor" for each in type(updater).__mro__):
+        if any(base.__name__ == "UpdateWeightFromTensor" for base in type(updater).__mro__):
             # Backups have the original order, so their names are right. The modules may have no memory then. slime also
             # sends an expert only to the rank of the engine that holds its number, for which it takes the place.
             updater.update_weights = agent.ignoring_names()(updater.update_weights)

@@ -72,7 +72,7 @@ def rank_batch(
         for index, ((first, end), num_tokens) in enumerate(zip(pairwise(offsets), lengths, strict=True))
     ]
     places = np.split(np.arange(len(lengths)), len(micro_batches)) if indices is None else indices
-    return RankBatch(routings=routings, micro_batches=[[int(place) for place in each] for each in places])
+    return RankBatch(routings=routings, micro_batches=[[int(place) for place in of_one] for of_one in places])
 
 
 def _check(mode: str) -> str:
@@ -100,10 +100,12 @@ def _have_response(data: Mapping[str, Any], num_samples: int) -> list[bool]:
     mask = data["response_mask"] if "response_mask" in data.keys() else None  # noqa: SIM118 (a TensorDict refuses `in`)
     if mask is None:
         return [True] * num_samples
-    sums = [int(each.sum()) for each in mask.unbind()] if hasattr(mask, "unbind") else np.sum(mask, axis=-1).tolist()
+    sums = (
+        [int(sample.sum()) for sample in mask.unbind()] if hasattr(mask, "unbind") else np.sum(mask, axis=-1).tolist()
+    )
     if len(sums) != num_samples:
         raise InvalidInput.of("response_mask", expected=f"{num_samples} samples", got=len(sums))
-    return [each > 0 for each in sums]
+    return [number > 0 for number in sums]
 
 
 def _recorded(rows_TXK: Any, layers: ModelLayers, num_tokens: int, field: str) -> SequenceRouting:

@@ -47,10 +47,10 @@ def unplanned_models(configuration: Mapping[str, Any]) -> list[str]:
 
 def _get(configuration: Mapping[str, Any], path: str) -> Any:
     """Return a value by its path, None if there is none."""
-    found: Any = configuration
+    value: Any = configuration
     for name in path.split("."):
-        found = found.get(name) if isinstance(found, Mapping) or hasattr(found, "get") else None
-    return found
+        value = value.get(name) if isinstance(value, Mapping) or hasattr(value, "get") else None
+    return value
 
 
 def default_job(configuration: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ def dealt_by_verl(num_sequences: int, num_ranks: int, mini_batch_sizes: Sequence
     Raises:
         InvalidInput: the batch does not divide into equal parts.
     """
-    for name, size in (("batch", num_sequences), *(("mini-batch", each) for each in mini_batch_sizes)):
+    for name, size in (("batch", num_sequences), *(("mini-batch", size) for size in mini_batch_sizes)):
         if size % num_ranks or num_sequences % size:
             raise InvalidInput.of(
                 f"the {name}",

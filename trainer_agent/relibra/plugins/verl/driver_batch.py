@@ -65,8 +65,8 @@ class PaddedBatch:
         first_S = self.proto.batch["attention_mask"].argmax(-1).tolist()
         padded = as_integers(self.proto.batch[ROUTING], ROUTING)
         return [
-            each[first : first + length]
-            for each, first, length in zip(padded, first_S, self.length_S.tolist(), strict=True)
+            rows[first : first + length]
+            for rows, first, length in zip(padded, first_S, self.length_S.tolist(), strict=True)
         ]
 
     def reorder(self, order_S: NDArray[np.int64]) -> None:
@@ -106,7 +106,7 @@ class KeyedBatch:
 
 def _sequences(field: Any) -> Iterator[NDArray[np.integer]]:
     if not getattr(field, "is_nested", False):
-        yield from (as_integers(each, ROUTING) for each in field)
+        yield from (as_integers(rows, ROUTING) for rows in field)
         return
     rows_TXK = as_integers(field.values(), ROUTING)
     offsets = as_integers(field.offsets(), f"{ROUTING}.offsets").tolist()
