@@ -93,6 +93,7 @@ def test_a_stage_that_fails_or_hangs_does_not_stop_the_next(facts: Facts, tmp_pa
     assert json.loads((out / "summary.json").read_text())["stages"][2]["figures"] == {"says": ["a figure"]}
 
 
+@pytest.mark.long
 def test_a_bundle_rehearses_on_the_cpu(tmp_path: Path) -> None:
     """A bundle without wheels, away from the repository, with the packages of this interpreter and small sizes."""
     bundle, out = tmp_path / "bundle", tmp_path / "out"
