@@ -67,7 +67,7 @@ def refused(*arguments: str) -> str:
     return " ".join(ended.stderr.split())
 
 
-@pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stop_signal", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM])
 def test_everything_starts_answers_and_stops(
     tmp_path: Path, stop_signal: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,7 +80,7 @@ def test_S7_a_shape_of_millions_of_extents_is_refused_in_a_few_words(
 
 
 @pytest.mark.parametrize("auth", ["required", "none"])
-@pytest.mark.parametrize("path", [FETCH_PLAN, WATCH_HEALTH])
+@pytest.mark.parametrize("path", [FETCH_PLAN, pytest.param(WATCH_HEALTH, marks=pytest.mark.long)])
 def test_S6_eight_thousand_calls_without_a_message_shut_nobody_out(
     world: World, attacker: Credentials, path: str, auth: str
 ) -> None:
@@ -187,7 +187,7 @@ def test_S7_a_cost_model_of_many_points_is_refused(world: World, attacker: Crede
             client.register_job("attacker", MODEL, CLUSTER, params)
 
 
-@pytest.mark.parametrize("size_bytes", [1 << 20, 15 << 20])
+@pytest.mark.parametrize("size_bytes", [pytest.param(1 << 20, marks=pytest.mark.long), 15 << 20])
 def test_S7_job_ids_of_megabytes_are_not_kept(world: World, size_bytes: int) -> None:
     planner = world.start_planner()
     take_step(planner, 1, "victim")
