@@ -1,12 +1,12 @@
 """`EngineReporter`: reports the outputs of inference engines, in the process or over HTTP."""
 
-import json
 import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from relibra.errors import InvalidInput
 from relibra.rollout.reporter import RolloutReporter
+from relibra.routing.event_stream import parse_body
 from relibra.routing.filler import FillerRule, as_trained
 from relibra.routing.formats import decode
 from relibra.routing.model_layers import ModelLayers
@@ -137,7 +137,7 @@ class EngineReporter:
         Args:
             step: the RL step the sequences are trained in.
             sequence_id: the name of the request within the step.
-            response: the body, as bytes, text or parsed JSON.
+            response: the body, as bytes, text or parsed JSON; a streamed body as it came.
             format_name: the format; by default the response tells it.
             start: the index of the first token with a route, if the request left out a prefix.
             policy_versions: the versions of the policy that generated the first and the last row.
@@ -148,9 +148,9 @@ class EngineReporter:
         """
         if isinstance(response, str | bytes | bytearray):
             try:
-                response = json.loads(response)
+                response = parse_body(response)
             except (ValueError, RecursionError) as error:
-                raise InvalidInput.of("response", expected="JSON, and no stream of events", got=error) from error
+                raise InvalidInput.of("response", expected="JSON", got=error) from error
         routings = decode_response(response, self._layers, format_name=format_name, start=start)
         return self._report(step, sequence_id, routings, policy_versions)
 

@@ -4,6 +4,7 @@ In:   payloads of vLLM, SGLang, verl, slime, NeMo-RL, SkyRL, AReaL and Megatron;
 Out:  `SequenceRouting`, token counts `[L, E]` (16 to 60 times smaller than the ids), `RoutingTrace`, schedules.
 
     formats, responses           a payload or an HTTP response -> SequenceRouting
+    event_stream                 streamed responses -> responses
     model_layers, model_config   which layers of a model route tokens, because payloads do not say
     filler, partial_rollout      the experts that a trainer gives to unknown rows; sequences in pieces
     token_layout, row_ranges     how trainers assign tokens to ranks

@@ -1,6 +1,6 @@
 """Recorded rollouts and training batches, from files to a routing trace.
 
-responses       JSON lines with one HTTP response or sample each
+responses       JSON lines with one HTTP response or sample each, or streamed responses
 batch           `.npz` with `routed_experts` and `attention_mask` or `offsets`, like a training batch
 router trace    Megatron's `router_trace_rank*.jsonl` of all ranks together
 """
@@ -15,6 +15,7 @@ import numpy as np
 
 from relibra.errors import InvalidInput, LimitExceeded, RelibraError
 from relibra.routing.encoded_array import MAX_PAYLOAD_SIZE_BYTES
+from relibra.routing.event_stream import join_chunks, parse_line
 from relibra.routing.formats.batch import decode_jagged, decode_padded
 from relibra.routing.formats.megatron import decode_trace
 from relibra.routing.left_out import LeftOut
@@ -31,7 +32,7 @@ _OFFSETS = ("offsets", "cu_seqlens")
 
 
 def read_lines(file: IO[bytes], left_out: LeftOut | None = None) -> Iterator[tuple[int, Any]]:
-    """Yield the number and the JSON of every line that is not blank.
+    """Yield the number and the JSON of every line that is not blank; `Chunk` if the line is an event of a stream.
 
     Args:
         file: JSON lines.
@@ -48,14 +49,15 @@ def read_lines(file: IO[bytes], left_out: LeftOut | None = None) -> Iterator[tup
             raise LimitExceeded(f"line {number}: more than {_MAX_LINE_SIZE_BYTES} bytes")
         if not line.isspace():
             try:
-                value = json.loads(line)
+                value = parse_line(line)
             except (ValueError, RecursionError) as error:
-                refusal = InvalidInput.of(f"line {number}", expected="JSON, and no event of a stream", got=error)
+                refusal = InvalidInput.of(f"line {number}", expected="JSON", got=error)
                 if left_out is None:
                     raise refusal from error
                 left_out.add(refusal)
             else:
-                yield number, value
+                if value is not None:
+                    yield number, value
 
 
 def is_router_trace(value: object) -> bool:
@@ -74,7 +76,7 @@ def read_responses(
     """Read the sequences of a file of responses.
 
     Args:
-        file: JSON lines.
+        file: JSON lines, or the events of streamed responses, one response after the other.
         layers: the layers of the model.
         format_name: the format of the payloads; by default the responses tell it.
         turns_by: a key; responses with equal values under this key are turns of one sequence, in order.
@@ -93,7 +95,7 @@ def read_responses(
             raise refusal from error
         left_out.add(refusal)
 
-    for number, response in read_lines(file, left_out):
+    for number, response in join_chunks(read_lines(file, left_out)):
         try:
             turn: Hashable = number if turns_by is None else _turn(response, turns_by)
             completions = completions_of(response)

@@ -2,8 +2,8 @@
 
 vLLM        choices[i].routed_experts in completions, chat completions and generate
 SGLang      meta_info.routed_experts; OpenAI-compatible: sglext.routed_experts, for one choice only, or
-            choices[i].meta_info.routed_experts in chat completions with return_meta_info. sglext has those of the first
-            choice.
+            choices[i].meta_info.routed_experts in chat completions with return_meta_info. A whole response has those
+            of the first choice in sglext, and a stream those of the first one that ended with some.
 NeMo-RL     choices[i].message.routed_experts
 others      routed_experts or rollout_routed_experts at the top level: samples of SkyRL, slime, AReaL
 """
@@ -13,12 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from relibra.errors import InvalidInput
+from relibra.routing.event_stream import STREAMED
 
 _AT_TOP = ("routed_experts", "rollout_routed_experts")
 _NULL = "null, which engines send for an aborted request"
 _ABSENT = "none, though another choice has some"
 _FIRST_CHOICE_ONLY = (
     "none: SGLang's OpenAI API sends those of one choice only; ask /generate, or set return_meta_info in requests"
+)
+_OF_SOME_CHOICE = (
+    "those of one of several choices, and a stream of SGLang's OpenAI API does not say of which; ask /generate, or do "
+    "not stream"
 )
 _OPTIONS = (
     "routed experts (vLLM: start the server with --enable-return-routed-experts; SGLang: do the same, and set "
@@ -62,7 +67,7 @@ def _of_one(response: Mapping[str, Any]) -> list[RoutedCompletion]:
         return [_from_sglang(meta_info, "meta_info", _total(meta_info))]
     completions = _of_choices(response) or _at_top(response)
     if not completions:
-        keys = ", ".join(sorted(str(key) for key in response))[:200] or "none"
+        keys = ", ".join(sorted(str(key) for key in response if key != STREAMED))[:200] or "none"
         reason = _finish_reason(meta_info)
         completions = [
             RoutedCompletion(
@@ -83,7 +88,10 @@ def _of_choices(response: Mapping[str, Any]) -> list[RoutedCompletion]:
     absent = _ABSENT
     sglext = _mapping(response.get("sglext"))
     if not any(completions) and "routed_experts" in sglext:
-        completions = [_from_sglang(sglext, "sglext", _num_tokens(response, choices, 0)), *completions[1:]]
+        first = _from_sglang(sglext, "sglext", _num_tokens(response, choices, 0))
+        if STREAMED in response and len(choices) > 1:
+            first = RoutedCompletion(payload=None, field=first.field, instead=_OF_SOME_CHOICE)
+        completions = [first, *completions[1:]]
         absent = _FIRST_CHOICE_ONLY
     if not any(completions):
         return []
