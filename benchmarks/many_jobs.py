@@ -42,6 +42,7 @@ from relibra.store import EmbeddedRedis
 from relibra.v1 import execution_pb2_grpc, job_pb2_grpc, plan_pb2, plan_pb2_grpc, routing_pb2_grpc
 from relibra.wire import messages
 from relibra.wire.channel import OPTIONS
+from relibra.wire.launch import this_launch
 from relibra.wire.routing import encode_sequence
 
 CASES = ("1x20", "1x200", "3x200")
@@ -102,14 +103,15 @@ class _Job:
         self._plans = plan_pb2_grpc.PlanServiceStub(self.channel)
 
     async def register(self) -> None:
-        request = messages.encode_registration(self._name, MODEL, CLUSTER, PlanParams())
-        await job_pb2_grpc.JobServiceStub(self.channel).RegisterJob(request, timeout=_PLAN_TIMEOUT_S)
+        request = messages.encode_registration(self._name, MODEL, CLUSTER, PlanParams(), this_launch())
+        response = await job_pb2_grpc.JobServiceStub(self.channel).RegisterJob(request, timeout=_PLAN_TIMEOUT_S)
+        self._epoch = response.epoch
 
     async def step(self, step: int) -> float:
         """Take a step; return the seconds from its schedule until the first rank holds its plan."""
         encoded = zip(IDS, self._counts, strict=True)
         sequences = [
-            encode_sequence(ordinal, self._name, step, name, NUM_TOKENS, counts_LE)
+            encode_sequence(ordinal, self._name, step, name, NUM_TOKENS, counts_LE, epoch=self._epoch)
             for ordinal, (name, counts_LE) in enumerate(encoded, start=1)
         ]
         async for answer in routing_pb2_grpc.RoutingServiceStub(self.channel).ReportRouting(sequences):
@@ -117,7 +119,10 @@ class _Job:
         began_at = time.perf_counter()
         await self._plans.SubmitSchedule(
             plan_pb2.SubmitScheduleRequest(
-                job_id=self._name, step=step, schedule=messages.encode_schedule(IDS, SCHEDULE)
+                job_id=self._name,
+                step=step,
+                schedule=messages.encode_schedule(IDS, SCHEDULE),
+                epoch=self._epoch,
             ),
             timeout=_PLAN_TIMEOUT_S,
         )
@@ -129,7 +134,9 @@ class _Job:
 
     async def _fetch(self, step: int, rank: int) -> plan_pb2.RankPlan:
         wait_ms = int(_PLAN_TIMEOUT_S * 1000)
-        request = plan_pb2.FetchPlanRequest(job_id=self._name, step=step, ep_rank=rank, wait_ms=wait_ms)
+        request = plan_pb2.FetchPlanRequest(
+            job_id=self._name, step=step, ep_rank=rank, wait_ms=wait_ms, epoch=self._epoch
+        )
         while True:
             try:
                 return (await self._plans.FetchPlan(request, timeout=2 * _PLAN_TIMEOUT_S)).plan
@@ -151,7 +158,9 @@ class _Job:
             plan_wait_s=0.0,
         )
         executions = execution_pb2_grpc.ExecutionServiceStub(self.channel)
-        await executions.ReportExecution(messages.encode_execution_report(self._name, report), timeout=_PLAN_TIMEOUT_S)
+        await executions.ReportExecution(
+            messages.encode_execution_report(self._name, report, self._epoch), timeout=_PLAN_TIMEOUT_S
+        )
 
 
 async def _train(job: _Job, first_at: float, interval_s: float, num_steps: int) -> tuple[list[float], int]:

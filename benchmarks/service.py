@@ -48,6 +48,8 @@ from relibra.store import EmbeddedRedis, Role, Store
 from relibra.v1 import plan_pb2
 from relibra.wire.channel import OPTIONS
 from relibra.wire.client import PlannerClient
+from relibra.wire.credentials import Credentials
+from relibra.wire.launch import ATTEMPT_VARIABLE
 from relibra.wire.messages import decode_rank_plan
 
 INGEST_MODEL = Model(num_layers=48, num_experts=128, top_k=8)
@@ -187,6 +189,8 @@ async def _fetch(
         for _ in range(num_agents)
     ]
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
+    with PlannerClient(address, credentials=Credentials(token=token or None)) as client:
+        epoch = client.join_attempt("plan")
     calls = [
         channel.unary_unary(
             "/relibra.v1.PlanService/FetchPlan", request_serializer=plan_pb2.FetchPlanRequest.SerializeToString
@@ -196,7 +200,7 @@ async def _fetch(
 
     async def fetch(rank: int) -> tuple[float, bytes]:
         started = time.perf_counter()
-        request = plan_pb2.FetchPlanRequest(job_id="plan", step=1, ep_rank=rank % PLAN_CLUSTER.num_ranks)
+        request = plan_pb2.FetchPlanRequest(job_id="plan", step=1, ep_rank=rank % PLAN_CLUSTER.num_ranks, epoch=epoch)
         answer = await calls[rank](request, timeout=30, metadata=metadata)
         return time.perf_counter() - started, answer
 
@@ -223,6 +227,7 @@ def main() -> None:
         table.add_row(what, f"{figure:.4g} {unit}", target)
         rows.append({"what": what, "figure": round(figure, 4), "unit": unit, "target": target})
 
+    os.environ[ATTEMPT_VARIABLE] = "benchmark"  # for the processes that report
     with tempfile.TemporaryDirectory() as folder, EmbeddedRedis(Path(folder) / "redis") as redis:
         port = free_port()
         planner, address = start_planner(redis.url, port, Path(folder))

@@ -34,7 +34,6 @@ nitpick_ignore_regex = [
         r"relibra\.agent\.(experts\.Experts|groups\.Groups|setting\.Refusal|cells\.visit\.ReplicaContext)",
     ),
     ("py:class", r"relibra\.agent\.homes\.(homes\.Homes|guard\.WeightGuard|by_place\.PlaceNames)"),
-    ("py:class", r"relibra\.agent\.plans\.trainer_group\.TrainerGroup"),
     ("py:class", r"relibra\.rollout\.(engine_reporter\.RequestOutput|reporter\.Tensor)"),
 ]
 

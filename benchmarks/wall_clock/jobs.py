@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from benchmarks.gpt_on_cpu import Gpt, Shape
 from benchmarks.wall_clock import routing
-from relibra.agent import Agent, AgentConfig, Phase, attach
+from relibra.agent import Agent, AgentConfig, Phase, attach, shared_attempt
 from relibra.planning import Cluster, Model, PlanParams
 from relibra.rollout import RolloutReporter
 from relibra.wire.client import PlannerClient
@@ -92,8 +92,9 @@ class BalancedJob(PlainJob):
 
     def __init__(self, shape: Shape, cluster: Cluster, planner_address: str, params: PlanParams) -> None:
         super().__init__(shape)
-        self._planner = PlannerClient(planner_address)
-        self._reporter = RolloutReporter(planner_address, "wall-clock", num_experts=MODEL.num_experts)
+        attempt = shared_attempt()
+        self._planner = PlannerClient(planner_address, attempt=attempt)
+        self._reporter = RolloutReporter(planner_address, "wall-clock", num_experts=MODEL.num_experts, attempt=attempt)
         if dist.get_rank() == 0:
             self._planner.register_job("wall-clock", MODEL, cluster, params)
         dist.barrier()

@@ -7,9 +7,8 @@
     |-- NotFound              a job, step, sequence or plan does not exist
     |   `-- UnknownJob        the job was never registered
     |-- Conflict              the name already belongs to other content
-    |   `-- AlreadyRunning    another launch trains the job and is alive
     |-- NotReady              the call came before something that it depends on; retry later
-    |-- StaleEpoch            the caller's attempt is over, or the job was re-created; register it again
+    |-- StaleEpoch            the caller's attempt is over: another launch registered the job
     |   `-- RolledBack        the caller's launch went back to an earlier step
     |-- LostLease             another planner may have taken over the solve
     |-- LimitExceeded         a configured limit was reached
@@ -90,13 +89,6 @@ class Conflict(RelibraError):
 
     grpc_status = "ALREADY_EXISTS"
     http_status = 409
-
-
-class AlreadyRunning(Conflict):
-    """Another launch trains the job under the same id and was heard a moment ago. Retry when it has fallen silent."""
-
-    grpc_status = "FAILED_PRECONDITION"
-    retryable = True
 
 
 class NotReady(RelibraError):
@@ -191,7 +183,6 @@ ERRORS: dict[str, type[RelibraError]] = {
         NotFound,
         UnknownJob,
         Conflict,
-        AlreadyRunning,
         NotReady,
         StaleEpoch,
         RolledBack,

@@ -1,9 +1,10 @@
 """A process of a launch: its driver, which registers the job, or a trainer rank. It obeys lines of its standard input.
 
-    python -m harness.launch_process driver ADDRESS JOB SLOTS TAKEOVER_S     prints the epoch or the error
-    python -m harness.launch_process rank ADDRESS JOB SLOTS TIMEOUT_S        prints its `host:pid`
+    python -m harness.launch_process driver ADDRESS JOB SLOTS TIMEOUT_S     prints the epoch
+    python -m harness.launch_process rank ADDRESS JOB SLOTS TIMEOUT_S
 
-A line `STEP` makes a driver report and schedule the step, and a rank wait for its plan. Each prints one line of JSON.
+RELIBRA_ATTEMPT holds the token of the launch. A line `STEP` makes a driver report and schedule the step, and a rank
+wait for its plan. Each prints one line of JSON.
 """
 
 import dataclasses
@@ -15,8 +16,6 @@ import numpy as np
 
 from harness.services import CLUSTER, MODEL, PARAMS, routed_experts
 from relibra.agent import AgentConfig, PlanAnswer, Session
-from relibra.agent.plans.trainer_group import TrainerGroup
-from relibra.errors import RelibraError
 from relibra.planning import Cluster, ExecutionReport, Phase, Schedule
 from relibra.rollout import RolloutReporter
 from relibra.wire.client import PlannerClient
@@ -24,12 +23,9 @@ from relibra.wire.client import PlannerClient
 IDS = [f"seq-{index}" for index in range(8)]
 
 
-def drive(address: str, job_id: str, cluster: Cluster, takeover_s: float) -> None:
-    client = PlannerClient(address, timeout_s=30)
-    try:
-        say(epoch=client.register_job(job_id, MODEL, cluster, PARAMS, takeover_timeout_s=takeover_s))
-    except RelibraError as error:
-        say(error=f"{type(error).__name__}: {error}")
+def drive(address: str, job_id: str, cluster: Cluster, timeout_s: float) -> None:
+    client = PlannerClient(address, timeout_s=timeout_s)
+    say(epoch=client.register_job(job_id, MODEL, cluster, PARAMS))
     for line in sys.stdin:
         if line.strip() == "register":
             say(epoch=client.register_job(job_id, MODEL, cluster, PARAMS))
@@ -44,10 +40,7 @@ def drive(address: str, job_id: str, cluster: Cluster, takeover_s: float) -> Non
 
 def train(address: str, job_id: str, cluster: Cluster, timeout_s: float) -> None:
     config = AgentConfig(planner_address=address, job_id=job_id, model=MODEL, cluster=cluster)
-    group = TrainerGroup.alone()
-    session = Session(config, 0, group)
-    session.join()
-    say(owner=group.owner)
+    session = Session(config, 0)
     for line in sys.stdin:
         step = int(line)
         answer = session.wait(step, timeout_s)

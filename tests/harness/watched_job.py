@@ -56,7 +56,7 @@ class WatchedJob:
 
     async def register(self, launch: Launch = Launch()) -> JobRecord:  # noqa: B008
         self.record = await self.store.register_job(
-            self.job_id, self.model, self.cluster, self._registered_params, launch=launch, silence_s=0
+            self.job_id, self.model, self.cluster, self._registered_params, launch=launch
         )
         return self.record
 

@@ -1,4 +1,4 @@
-"""Launches as processes of their own, which share no token: a driver that registers, and a trainer rank that joins."""
+"""Launches as processes of their own, which share a token: a driver that registers, and a trainer rank that joins."""
 
 import json
 import signal
@@ -11,25 +11,23 @@ import pytest
 from redis import Redis
 
 from harness import child_process
-from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, eventually
-from relibra.errors import AlreadyRunning
+from harness.services import Loop, Service
 from relibra.store import EmbeddedRedis, Store
-from relibra.store.keys import JobKeys
-from relibra.wire.client import PlannerClient
 
-SILENCE_S = 5.0
 PATIENT_S = 60.0
 
 
 class Process:
     """A `harness.launch_process`."""
 
-    def __init__(self, role: str, address: str, job_id: str, folder: Path, slots: int, timeout_s: float) -> None:
+    def __init__(
+        self, role: str, address: str, job_id: str, folder: Path, *, token: str, slots: int, timeout_s: float
+    ) -> None:
         self.log = folder / f"{role}-{len(list(folder.glob('*.log')))}.log"
         with self.log.open("w") as log:
             self._process = subprocess.Popen(
                 child_process.command("harness.launch_process", role, address, job_id, str(slots), str(timeout_s)),
-                env=child_process.environment(),
+                env=child_process.environment(RELIBRA_ATTEMPT=token),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -70,7 +68,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
 @pytest.fixture(scope="module")
 def planner(redis: EmbeddedRedis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("planner")
-    service = Service("planner", redis.url, folder, RELIBRA_ATTEMPT_SILENCE_S=str(SILENCE_S))
+    service = Service("planner", redis.url, folder)
     yield service
     service.stop()
 
@@ -82,8 +80,11 @@ Start = Callable[..., Process]
 def start(planner: Service, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
     processes: list[Process] = []
 
-    def begin(role: str, *, slots: int = 1, timeout_s: float = PATIENT_S) -> Process:
-        processes.append(Process(role, planner.address, job_of(request), tmp_path, slots, timeout_s))
+    def begin(role: str, token: str, *, slots: int = 1, timeout_s: float = PATIENT_S) -> Process:
+        job_id = job_of(request)
+        processes.append(
+            Process(role, planner.address, job_id, tmp_path, token=token, slots=slots, timeout_s=timeout_s)
+        )
         return processes[-1]
 
     yield begin
@@ -103,80 +104,60 @@ def attempts(redis: EmbeddedRedis, job_id: str) -> list[int]:
     return numbers
 
 
-def wait_until_bound(redis: EmbeddedRedis, job_id: str) -> None:
-    """Wait until the trainer ranks of the job have joined its attempt for good."""
-    with Redis.from_url(redis.url) as client:
-        eventually(lambda: client.hget(JobKeys(job_id).of("job"), "claimed_at") == b"0", within_s=PATIENT_S)
-
-
-def test_L5_a_launch_is_refused_while_another_lives_and_admitted_after_its_death(
+def test_L5_the_launch_that_starts_last_is_planned_and_a_live_one_before_it_trains_on_without_plans(
     start: Start, redis: EmbeddedRedis, request: pytest.FixtureRequest
 ) -> None:
-    driver, rank = start("driver"), start("rank")
-    epoch, ranks = driver.heard()["epoch"], rank.heard()["owner"]
+    driver, rank = start("driver", "one"), start("rank", "one")
+    epoch = driver.heard()["epoch"]
     driver.told(1)
     assert rank.told(1)["epoch"] == epoch
-
-    # A second launch, while the first one is alive and silent for longer than an attempt may be.
-    second = start("driver", slots=2, timeout_s=2 * SILENCE_S)
-    refused = second.heard()["error"]
-    assert refused.startswith("AlreadyRunning: job ")
-    assert f":{driver.pid} launched at" in refused
-    other = start("rank", slots=2, timeout_s=1.0)
-    other.heard()
-    answer = eventually(lambda: (told := other.told(1))["lack"] == "other_launch" and told, within_s=PATIENT_S)
-    assert answer["epoch"] is None
-    assert f"is being trained by the trainer ranks of {ranks}, in attempt 1" in answer["reason"]
-
-    # The driver dies; the trainer ranks keep the attempt alive.
-    driver.send(signal.SIGKILL)
-    third = start("driver", slots=2, timeout_s=2 * SILENCE_S)
-    assert f":{driver.pid} launched at" in third.heard()["error"]
-
-    # All of the first launch is dead: the next one is admitted, with another cluster, and its rank follows.
-    rank.send(signal.SIGKILL)
-    fourth = start("driver", slots=2)
-    later = fourth.heard()["epoch"]
+    for process in (driver, rank):
+        process.send(signal.SIGSTOP)
+    heir, rank_of_heir = start("driver", "two", slots=2), start("rank", "two", slots=2)
+    later = heir.heard()["epoch"]
     assert later > epoch
-    assert attempts(redis, job_of(request)) == [2, 1]
-    fourth.told(1)
-    eventually(lambda: other.told(1)["epoch"] == later, within_s=PATIENT_S)
-
-
-def test_L5_a_launch_that_was_frozen_finds_its_attempt_over_and_trains_on(
-    start: Start, redis: EmbeddedRedis, request: pytest.FixtureRequest
-) -> None:
-    driver, rank = start("driver"), start("rank")
-    driver.heard(), rank.heard()
-    driver.told(1)
-    assert rank.told(1)["epoch"]
-    wait_until_bound(redis, job_of(request))
-    assert rank.told(1)["epoch"]
-    for each in (driver, rank):
-        each.send(signal.SIGSTOP)
-    heir = start("driver")
-    assert heir.heard()["epoch"]
-    for each in (driver, rank):
-        each.send(signal.SIGCONT)
+    for process in (driver, rank):
+        process.send(signal.SIGCONT)
+    heir.told(1)
+    assert rank_of_heir.told(1)["epoch"] == later
     for step in (2, 3):
         answer = rank.told(step)
         assert (answer["epoch"], answer["lack"]) == (None, "other_launch")
         assert "attempt 1 of job" in answer["reason"]
         assert f":{heir.pid}" in answer["reason"]
-    eventually(lambda: "is over: attempt 2 began" in driver.log.read_text(), within_s=PATIENT_S)
     assert rank.log.read_text().count("training goes on without plans") == 1
-    assert rank.log.read_text().count("attempt 2 began") == 1
+    assert attempts(redis, job_of(request)) == [2, 1]
+
+
+def test_L5_a_rank_without_the_token_of_its_driver_gets_no_plan_and_hears_what_to_do(start: Start) -> None:
+    driver, stranger = start("driver", "one"), start("rank", "", timeout_s=1.0)
+    driver.heard()
+    driver.told(1)
+    answer = stranger.told(1)
+    assert answer["epoch"] is None
+    assert "no process has registered job" in answer["reason"]
+    assert "give its token to all processes of the launch, as RELIBRA_ATTEMPT" in answer["reason"]
+
+
+def test_L5_ranks_that_stay_join_the_attempt_of_a_driver_that_started_again(start: Start) -> None:
+    driver, rank = start("driver", "always"), start("rank", "always")
+    epoch = driver.heard()["epoch"]
+    driver.told(1)
+    assert rank.told(1)["epoch"] == epoch
+    driver.send(signal.SIGKILL)
+    again = start("driver", "always")
+    later = again.heard()["epoch"]
+    again.told(1)
+    assert rank.told(1)["epoch"] == later > epoch
 
 
 def test_L2_after_redis_lost_its_data_ranks_find_the_attempt_that_their_driver_registers_anew(
-    start: Start, redis: EmbeddedRedis, request: pytest.FixtureRequest
+    start: Start, redis: EmbeddedRedis
 ) -> None:
-    driver, rank = start("driver"), start("rank")
+    driver, rank = start("driver", "one"), start("rank", "one")
     epoch = driver.heard()["epoch"]
-    rank.heard()
     driver.told(1)
     assert rank.told(1)["epoch"] == epoch
-    wait_until_bound(redis, job_of(request))
     with Redis.from_url(redis.url) as client:
         schema = client.get("relibra:schema")
         assert schema is not None
@@ -186,25 +167,3 @@ def test_L2_after_redis_lost_its_data_ranks_find_the_attempt_that_their_driver_r
     assert again > epoch
     driver.told(2)
     assert rank.told(2)["epoch"] == again
-
-
-def test_S4_after_an_outage_a_live_launch_has_time_to_be_heard_before_another_takes_its_place(
-    planner: Service, redis: EmbeddedRedis, tmp_path: Path
-) -> None:
-    """The planner was away for longer than an attempt may be silent, and a second launch is the first that it hears."""
-    with PlannerClient(planner.address, attempt="first") as first:
-        first.register_job("away", MODEL, CLUSTER, PARAMS)
-    with Redis.from_url(redis.url) as client:
-        client.hincrby(JobKeys("away").of("job"), "seen_at", -60_000)
-    # The second launch has this long to ask.
-    silence_s = 10
-    again = Service("planner", redis.url, tmp_path, RELIBRA_ATTEMPT_SILENCE_S=str(silence_s))
-    try:
-        with PlannerClient(again.address, attempt="second") as second:
-            with pytest.raises(AlreadyRunning, match="two launches cannot share a job id"):
-                second.register_job("away", MODEL, CLUSTER, PARAMS, takeover_timeout_s=0)
-            assert attempts(redis, "away") == [1]
-            second.register_job("away", MODEL, CLUSTER, PARAMS)
-            assert attempts(redis, "away") == [2, 1]
-    finally:
-        again.stop()

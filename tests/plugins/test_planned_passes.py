@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from harness.thread_ranks import ThreadRanks
-from relibra.errors import AlreadyRunning, InvalidInput, StaleEpoch, Unavailable, UnknownJob
+from relibra.errors import InvalidInput, StaleEpoch, Unavailable, UnknownJob
 from relibra.planning import Cluster, Model
 from relibra.plugins import planned_passes as module
 from relibra.plugins.planned_passes import PlannedPasses
@@ -111,15 +111,6 @@ def test_L2_a_job_that_is_lost_is_registered_again_after_a_minute(job: Job, plac
     job.clock.return_value = 60.0
     assert job.plan(2) == [True, True]
     assert job.register.call_count == 2
-
-
-def test_L1_training_does_not_wait_while_another_launch_has_the_job(job: Job) -> None:
-    assert job.register.call_args.kwargs["takeover_timeout_s"] == 60.0, "a restart waits for the launch before it"
-    job.submitted.side_effect = Unavailable("away")
-    job.plan(0)
-    job.clock.return_value, job.register.side_effect = 60.0, AlreadyRunning("another launch")
-    assert job.plan(1) == [False, False]
-    assert job.register.call_args.kwargs["takeover_timeout_s"] == 0.0
 
 
 def test_S9_routing_that_is_not_reported_is_said_apart_from_passes_without_a_plan(

@@ -51,9 +51,9 @@ def target(planner: Planner, attacker: Credentials | None = None) -> Target:
     return Target(address=planner.address, token=attacker.token or "" if attacker else "")
 
 
-def register(planner: Planner, attacker: Credentials) -> None:
+def register(planner: Planner, attacker: Credentials) -> int:
     with PlannerClient(planner.address, credentials=attacker) as client:
-        client.register_job("attacker", MODEL, CLUSTER, PARAMS)
+        return client.register_job("attacker", MODEL, CLUSTER, PARAMS)
 
 
 @pytest.mark.parametrize(
@@ -152,11 +152,14 @@ def test_S7_a_step_holds_so_many_sequences_and_is_planned_from_those_scheduled(
     world: World, attacker: Credentials
 ) -> None:
     planner = guarded_planner(world, RELIBRA_MAX_SEQUENCES="100")
-    register(planner, attacker)
+    epoch = register(planner, attacker)
     counts_LE = count(routed_experts(0, 6))
     with world.fault("a job reports sequences without end", "S6 S7") as clock, world.redis.client() as redis:
         with open_channel(planner.address, attacker) as channel:
-            requests = [encode_sequence(1 + index, "attacker", 1, f"s{index}", 6, counts_LE) for index in range(120)]
+            requests = [
+                encode_sequence(1 + index, "attacker", 1, f"s{index}", 6, counts_LE, epoch=epoch)
+                for index in range(120)
+            ]
             refused = [each for answer in open_stream(channel, iter(requests)) for each in answer.refused]
         assert [each.ordinal for each in refused] == list(range(101, 121))
         assert {each.error for each in refused} == {"LimitExceeded"}

@@ -14,7 +14,7 @@ from harness.restarts.comparison import differences, restart_times_s, unplanned
 from harness.restarts.kills import CHECKPOINT, Kill, draw_kills
 from harness.restarts.launchers import Zygote, started, train_to_the_end, wait_until_over
 from harness.restarts.run import NUM_MICRO_BATCHES, Launch, Run
-from harness.robustness.world import Planner, World
+from harness.robustness.world import World
 from harness.services import eventually
 from relibra.planning import Cluster
 
@@ -22,10 +22,6 @@ pytestmark = [pytest.mark.robustness, pytest.mark.integration, pytest.mark.timeo
 
 NUM_KILLS = int(os.environ.get("RELIBRA_TRAINER_KILLS", "3"))
 NUM_STEPS = 30 if NUM_KILLS > 10 else 10
-SILENCE_S = 1.0
-"""The silence after which another launch takes over; 15 s by default, which half of the kills would wait for."""
-LIVE_SILENCE_S = 4.0
-"""The same where a launch that lives must be heard, on a machine that may stand still for a moment."""
 CHECKPOINT_EVERY = 5
 ONE_NODE = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2)
 TWO_NODES = Cluster(num_nodes=2, gpus_per_node=1, redundant_slots=2)
@@ -48,10 +44,6 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     zygote.stop()
 
 
-def start_planner(world: World, silence_s: float = SILENCE_S) -> Planner:
-    return world.start_planner(RELIBRA_ATTEMPT_SILENCE_S=str(silence_s))
-
-
 def folder(parent: Path, name: str) -> Path:
     made = parent / name
     made.mkdir()
@@ -70,7 +62,7 @@ def test_L5_every_step_after_a_kill_of_the_trainer_is_planned(
         num_micro_batches=NUM_MICRO_BATCHES,
         checkpoint_every=checkpoint_every,
     )
-    address = start_planner(world).address
+    address = world.start_planner().address
     runs = {
         name: Run(
             folder=folder(tmp_path, name),
@@ -104,7 +96,7 @@ def test_L5_every_step_after_a_kill_of_the_trainer_is_planned(
 
 def test_L5_a_restart_on_fewer_ranks_with_fewer_slots_is_planned(world: World, zygote: Zygote, tmp_path: Path) -> None:
     """The checkpoint of four ranks on two nodes is loaded by two ranks on one node, which have one slot less."""
-    address = start_planner(world).address
+    address = world.start_planner().address
     runs = [
         Run(
             folder=folder(tmp_path, name),
@@ -131,7 +123,7 @@ def test_L5_a_restart_on_fewer_ranks_with_fewer_slots_is_planned(world: World, z
 
 def test_L5_a_rollback_to_a_checkpoint_five_steps_back_is_planned(world: World, zygote: Zygote, tmp_path: Path) -> None:
     """After step 9 the ranks load the checkpoint before step 5, without a restart, and sample steps 5 to 9 again."""
-    address = start_planner(world).address
+    address = world.start_planner().address
     balanced, plain = (
         Run(
             folder=folder(tmp_path, name),
@@ -155,40 +147,31 @@ def test_L5_a_rollback_to_a_checkpoint_five_steps_back_is_planned(world: World, 
     assert max(worst.loss, worst.grad_norm) <= TOLERANCE, worst
 
 
-def test_L5_a_second_live_launch_is_refused_with_the_address_of_the_first(
+def test_S4_a_launch_that_lives_trains_to_its_end_without_plans_beside_a_later_one(
     world: World, zygote: Zygote, tmp_path: Path
 ) -> None:
-    """The first launch is between two steps for longer than an attempt may be silent."""
-    address = start_planner(world, LIVE_SILENCE_S).address
-    first = Run(
-        folder=folder(tmp_path, "first"),
-        num_steps=3,
-        launches=[Launch(cluster=ONE_NODE)],
-        planner_address=address,
-        hold_at=1,
-    )
-    second = Run(
-        folder=folder(tmp_path, "second"),
-        num_steps=3,
-        launches=[Launch(cluster=ONE_NODE, launcher="pods")],
-        planner_address=address,
-        takeover_timeout_s=1.5 * LIVE_SILENCE_S,
+    """The first launch is between two steps while the second one trains."""
+    address = world.start_planner().address
+    first, second = (
+        Run(
+            folder=folder(tmp_path, name),
+            num_steps=3,
+            launches=[Launch(cluster=ONE_NODE, launcher=launcher)],
+            planner_address=address,
+            hold_at=hold_at,
+        )
+        for name, launcher, hold_at in (("first", "torchrun", 1), ("second", "pods", None))
     )
     with started(zygote, first) as living:
         eventually(lambda: len(first.records("holding")) == 2)
-        with started(zygote, second) as refused:
-            wait_until_over(second, refused)
-            assert not refused.has_finished()
-        (owner,) = {each["pid"] for each in first.records("started") if each["rank"] == 0}
-        assert (
-            f"AlreadyRunning: job 'job' is being trained by attempt 1, which {os.uname().nodename}:{owner} launched"
-            in (refused.log())
-        )
-        assert second.records("registered") == []
+        with started(zygote, second) as later:
+            wait_until_over(second, later)
+            assert later.has_finished(), later.log()
+        assert unplanned(second) == []
         (first.folder / "go on").touch()
         wait_until_over(first, living)
-        assert living.has_finished(), living.log()
-    assert unplanned(first) == []
+    began = [record for record in first.records("began") if record["step"] >= 1]
+    assert {tuple(record["causes"]) for record in began} <= {("other_launch",)}, began
 
 
 def test_L5_kills_come_at_every_kind_of_point() -> None:

@@ -76,14 +76,20 @@ def test_S8_duplicated_and_reordered_reports_change_nothing(world: World, round_
     expected = take_step(planner, 1, "undisturbed")
     with world.fault("every report four times, in any order, over two streams", "S3 S8 L3") as clock:
         with PlannerClient(planner.address) as client:
-            client.register_job("job", MODEL, CLUSTER, PARAMS)
+            epoch = client.register_job("job", MODEL, CLUSTER, PARAMS)
         order = [index for index in range(8) for _ in range(4)]
         Random(round_number).shuffle(order)
         with open_channel(planner.address) as channel:
             for half in (order[:16], order[16:]):
                 requests = [
                     encode_sequence(
-                        ordinal, "job", 1, f"seq-{index}", 5 + index, count(routed_experts(index, 5 + index))
+                        ordinal,
+                        "job",
+                        1,
+                        f"seq-{index}",
+                        5 + index,
+                        count(routed_experts(index, 5 + index)),
+                        epoch=epoch,
                     )
                     for ordinal, index in enumerate(half, start=1)
                 ]

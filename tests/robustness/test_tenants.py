@@ -94,7 +94,7 @@ class Flood:
 
     def __init__(self, world: World, planner: Planner) -> None:
         with PlannerClient(planner.address) as client:
-            client.register_job("flood", MODEL, CLUSTER)
+            self._epoch = client.register_job("flood", MODEL, CLUSTER)
         self._world = world
         self._counts_LE = count(routed_experts(0, 6))
         self._size_bytes = self._report(1, "seq-0000-0000").ByteSize()
@@ -108,7 +108,7 @@ class Flood:
         eventually(lambda: sum(self._num_sent) >= NUM_FLOODERS * CREDIT_SEQUENCES)
 
     def _report(self, ordinal: int, name: str) -> Any:
-        return encode_sequence(ordinal, "flood", 1, name, 6, self._counts_LE)
+        return encode_sequence(ordinal, "flood", 1, name, 6, self._counts_LE, epoch=self._epoch)
 
     def _send(self, worker: int) -> None:
         def requests() -> Iterator[Any]:

@@ -22,7 +22,7 @@ from relibra.rollout import RolloutReporter
 from relibra.rollout import reporter as reporter_module
 from relibra.routing import count_routed_experts
 from relibra.store.keys import JobKeys
-from relibra.v1 import routing_pb2, routing_pb2_grpc
+from relibra.v1 import job_pb2, job_pb2_grpc, routing_pb2, routing_pb2_grpc
 from relibra.wire.client import PlannerClient
 from relibra.wire.status import to_status
 
@@ -91,11 +91,14 @@ def test_S7_names_that_cannot_be_sent_are_refused_at_once_and_the_others_arrive(
         assert reporter.flush() == 1
 
 
-def test_S7_a_report_that_no_message_can_say_does_not_end_the_stream(shared_planner: Service) -> None:
-    with reporter_of(shared_planner.address, 17) as reporter:  # type: ignore[arg-type]
-        reporter.report(1, "seq", routed_experts(0, 6))
+def test_S7_a_report_that_no_message_can_say_does_not_end_the_stream(shared_planner: Service, job_id: str) -> None:
+    with reporter_of(shared_planner.address, job_id) as reporter:
+        reporter.report_counts(1, "seq", np.ones((3, 8), np.uint8), num_rows=-1)
+        reporter.report(1, "next", routed_experts(0, 6))
         with pytest.raises(RelibraError, match="'seq' of step 1: it cannot be sent"):
             reporter.flush()
+        reporter.report(1, "after", routed_experts(1, 6))
+        assert reporter.flush() == 1
 
 
 @pytest.mark.parametrize(
@@ -120,10 +123,12 @@ def test_flush_names_the_first_refused_sequence_and_the_others_are_kept(
 
 
 def test_an_unknown_job_and_conflicting_content_are_refusals(shared_planner: Service, job_id: str) -> None:
-    with reporter_of(shared_planner.address, "nobody") as reporter:
-        reporter.report(1, "seq", routed_experts(0, 6))
-        with pytest.raises(UnknownJob, match="'nobody' is not registered"):
-            reporter.flush()
+    reporter = reporter_of(shared_planner.address, "nobody")
+    reporter.report(1, "seq", routed_experts(0, 6))
+    eventually(lambda: reporter._trouble)
+    with pytest.raises(UnknownJob, match="'nobody' is not registered"):
+        reporter.flush(timeout_s=0)
+    reporter.close()
     with reporter_of(shared_planner.address, job_id) as reporter:
         reporter.report(1, "seq", routed_experts(0, 6))
         reporter.report(1, "seq", routed_experts(1, 6))
@@ -176,9 +181,9 @@ def test_L1_counts_wait_for_room_no_longer_than_they_may() -> None:
     reporter.close()
 
 
-def test_leaving_the_context_flushes_and_raises(shared_planner: Service) -> None:
-    with pytest.raises(UnknownJob), reporter_of(shared_planner.address, "nobody") as reporter:
-        reporter.report(1, "seq", routed_experts(0, 6))
+def test_leaving_the_context_flushes_and_raises(shared_planner: Service, job_id: str) -> None:
+    with pytest.raises(InvalidInput), reporter_of(shared_planner.address, job_id) as reporter:
+        reporter.report(1, "seq", np.zeros((4, 2, 2), dtype=np.uint8))
 
 
 def test_S7_a_full_buffer_drops_counts_and_warns_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -296,6 +301,13 @@ def test_importing_it_takes_numpy_grpc_and_protobuf_only() -> None:
     assert ended.stdout.strip() == "[]"
 
 
+class Jobs(job_pb2_grpc.JobServiceServicer):
+    """A planner at which every launch has registered."""
+
+    def JoinAttempt(self, request: Any, context: Any) -> Any:
+        return job_pb2.JoinAttemptResponse(epoch=1, attempt=1)
+
+
 class OneOfTwo(routing_pb2_grpc.RoutingServiceServicer):
     """One of two planners. The first one that a reporter comes to is full, and stays full."""
 
@@ -321,6 +333,7 @@ def test_S6_a_reporter_whose_planner_is_full_comes_to_another_one(monkeypatch: p
         for _ in range(2):
             server = grpc.server(ThreadPoolExecutor(2))
             routing_pb2_grpc.add_RoutingServiceServicer_to_server(OneOfTwo(), server)
+            job_pb2_grpc.add_JobServiceServicer_to_server(Jobs(), server)
             ports.append(server.add_insecure_port("127.0.0.1:0"))
             server.start()
             stack.callback(server.stop, None)

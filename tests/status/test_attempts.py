@@ -7,7 +7,7 @@ from fastapi.testclient import TestClient
 
 from harness.services import CLUSTER, MODEL, Loop
 from harness.watched_job import WatchedJob
-from relibra.errors import AlreadyRunning
+from relibra.errors import StaleEpoch
 from relibra.planning.launch import Launch
 from relibra.store import Refused, Store
 
@@ -190,11 +190,11 @@ def test_S9_a_job_whose_driver_packs_says_how_that_ended(
     assert http.get("/v1/jobs/job?attempt=1").json()["packing"] is None, "of another attempt"
 
 
-def test_S9_a_launch_that_is_refused_is_shown_where_people_look(
+def test_S9_an_older_launch_that_still_calls_is_shown_where_people_look(
     http: TestClient, restarted: WatchedJob, run: Loop, store: Store
 ) -> None:
     assert http.get("/v1/jobs/job").json()["refused_launch"] is None
-    run(store.note_refusal(restarted.record, Refused.LAUNCH, 0, AlreadyRunning("host-c:33 launched this job too")))
+    run(store.note_refusal(restarted.record, Refused.LAUNCH, 0, StaleEpoch("host-c:33 launched this job too")))
     shown = http.get("/v1/jobs/job").json()
     assert shown["refused_launch"]["text"] == "host-c:33 launched this job too"
     assert shown["health"]["verdict"] == "well", "the job itself goes on as before"

@@ -1,4 +1,4 @@
-"""Attempts in the store: which launch may begin one, and what of the older ones is kept."""
+"""Attempts in the store: who begins and joins one, and what of the older ones is kept."""
 
 import dataclasses
 
@@ -7,35 +7,21 @@ from redis import Redis
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, count, routed_experts
 from harness.step_samples import COUNTS_SLE, IDS, LONG_S, SCHEDULE, expire, lease_of, publish, report_all, sequence
-from relibra.errors import AlreadyRunning, Conflict, LostLease, StaleEpoch
+from relibra.errors import Conflict, LostLease, NotReady, StaleEpoch, UnknownJob
 from relibra.planning import PlanParams
 from relibra.planning.launch import Launch
 from relibra.store import JobRecord, Store
 from relibra.store.keys import SCHEMA
 
-FIRST = Launch(token="one", owner="host-a:4711")
-SECOND = Launch(token="two", owner="host-b:99")
+FIRST = Launch(token="one", owner="host-a:4711", process="driver-1")
+SECOND = Launch(token="two", owner="host-b:99", process="driver-2")
 
 
-def begin(store: Store, run: Loop, launch: Launch, silence_s: float = 0.0, params: PlanParams = PARAMS) -> JobRecord:
-    return run(store.register_job("job", MODEL, CLUSTER, params, launch=launch, silence_s=silence_s))
+def begin(store: Store, run: Loop, launch: Launch, params: PlanParams = PARAMS, known_epoch: int = 0) -> JobRecord:
+    return run(store.register_job("job", MODEL, CLUSTER, params, launch=launch, known_epoch=known_epoch))
 
 
-def begin_earlier(redis_url: str) -> None:
-    """Let the current attempt have begun ten seconds earlier; the store allows an age to be a second too low."""
-    with Redis.from_url(redis_url) as client:
-        client.hincrby("relibra:{job}:job", "began_ms", -10_000)
-
-
-def test_L5_a_live_attempt_refuses_another_launch_with_its_own_address(store: Store, run: Loop) -> None:
-    first = begin(store, run, FIRST)
-    with pytest.raises(AlreadyRunning, match=r"attempt 1, which host-a:4711 launched at .* heard 0 s ago.*Stop the"):
-        begin(store, run, SECOND, silence_s=LONG_S)
-    assert run(store.get_job("job")) == first
-    assert begin(store, run, FIRST, silence_s=LONG_S) == first
-
-
-def test_L5_a_silent_attempt_makes_room_for_one_with_any_content(store: Store, run: Loop) -> None:
+def test_L5_the_launch_that_registers_last_trains_the_job_with_any_content(store: Store, run: Loop) -> None:
     first = begin(store, run, FIRST)
     second = begin(store, run, SECOND, params=PlanParams(seed=77))
     assert (second.number, second.owner, second.params.seed) == (2, "host-b:99", 77)
@@ -45,62 +31,39 @@ def test_L5_a_silent_attempt_makes_room_for_one_with_any_content(store: Store, r
     assert (newest.ended_at, oldest.ended_at) == (None, newest.began_at)
 
 
-def test_S3_the_same_launch_with_other_content_is_refused(store: Store, run: Loop) -> None:
+def test_L5_a_driver_that_starts_again_with_the_token_of_before_begins_an_attempt(store: Store, run: Loop) -> None:
+    first = begin(store, run, FIRST)
+    assert begin(store, run, FIRST) == first
+    second = begin(store, run, dataclasses.replace(FIRST, process="driver-1, started again"))
+    assert second.number == 2
+    assert run(store.join_attempt("job", FIRST.token_hash)).record == second
+
+
+@pytest.mark.parametrize("knows_its_epoch", [True, False])
+def test_S4_a_launch_that_was_replaced_cannot_take_the_job_back(store: Store, run: Loop, knows_its_epoch: bool) -> None:
+    first = begin(store, run, FIRST)
+    second = begin(store, run, SECOND)
+    with pytest.raises(StaleEpoch, match=r"attempt 1 of job 'job' is over: attempt 2 began at .* on host-b:99"):
+        begin(store, run, FIRST, known_epoch=first.epoch if knows_its_epoch else 0)
+    assert run(store.get_job("job")) == second
+
+
+def test_S3_the_same_process_with_other_content_is_refused(store: Store, run: Loop) -> None:
     begin(store, run, FIRST)
     with pytest.raises(Conflict, match="another params"):
         begin(store, run, FIRST, params=PlanParams(seed=77))
 
 
-def test_L5_a_launcher_that_starts_its_workers_again_need_not_wait(store: Store, run: Loop) -> None:
-    def of(token: str, restart: int, launch: str = "slurm 7.0") -> Launch:
-        return Launch(token=token, launch=launch, restart=restart)
-
-    first = begin(store, run, of("a", 0), LONG_S)
-    assert begin(store, run, of("b", 0), LONG_S) == first, "another process of the same launch"
-    second = begin(store, run, of("c", 1), LONG_S)
-    assert second.number == 2
-    assert begin(store, run, of("c", 2), LONG_S).number == 3, "the token may be an environment variable that stays"
-    for late in (of("a", 0), of("a", 3, "slurm 8.0")):
-        with pytest.raises(AlreadyRunning):
-            begin(store, run, late, LONG_S)
-
-
-def test_L5_workers_that_are_younger_than_the_attempt_of_their_launcher_begin_another(
-    store: Store, run: Loop, redis_url: str
-) -> None:
-    """torchrun does not count a restart that another node caused, so all that has changed is the processes."""
-
-    def of(token: str, age_s: float | None) -> Launch:
-        return Launch(token=token, launch="torchelastic job host-a 7 1000", restart=0, age_s=age_s)
-
-    first = begin(store, run, of("a", 30), LONG_S)
-    assert begin(store, run, of("b", 30), LONG_S) == first, "another worker that was started with the first"
-    assert begin(store, run, of("b", None), LONG_S) == first, "no /proc to tell the age"
-    begin_earlier(redis_url)
-    assert begin(store, run, of("c", 0), LONG_S).number == 2
-    assert begin(store, run, of("d", 30), LONG_S).number == 2, "a worker that was started with the second"
-    begin_earlier(redis_url)
-    assert begin(store, run, of("d", 0), LONG_S).number == 3
-    with pytest.raises(AlreadyRunning):
-        begin(store, run, dataclasses.replace(of("e", 0), launch="torchelastic job host-b 7 1000"), LONG_S)
-
-
-def test_L5_a_worker_that_names_the_current_attempt_is_not_taken_for_a_younger_one(
-    store: Store, run: Loop, redis_url: str
-) -> None:
-    """Its age may be wrong, for example because the clock of Redis jumped."""
-    young = Launch(token="a", launch="torchelastic job host-a 7 1000", restart=0, age_s=0)
-    first = begin(store, run, young, LONG_S)
-
-    def again(known_epoch: int) -> JobRecord:
-        return run(
-            store.register_job("job", MODEL, CLUSTER, PARAMS, known_epoch=known_epoch, launch=young, silence_s=LONG_S)
-        )
-
-    other = dataclasses.replace(young, token="b")
-    begin_earlier(redis_url)
-    assert again(first.epoch) == first
-    assert begin(store, run, other, LONG_S).number == 2
+def test_L5_a_process_joins_the_attempt_of_its_token_and_no_other(store: Store, run: Loop) -> None:
+    with pytest.raises(UnknownJob):
+        run(store.join_attempt("job", FIRST.token_hash))
+    first = begin(store, run, FIRST)
+    assert run(store.join_attempt("job", FIRST.token_hash)).record == first
+    with pytest.raises(NotReady, match=r"attempt 1, which began .* on host-a:4711, has another one.*RELIBRA_ATTEMPT"):
+        run(store.join_attempt("job", SECOND.token_hash))
+    begin(store, run, SECOND)
+    with pytest.raises(StaleEpoch, match=r"attempt 1 of job 'job' is over: attempt 2 began"):
+        run(store.join_attempt("job", FIRST.token_hash))
 
 
 def test_L5_a_new_attempt_knows_nothing_of_the_steps_before_it(store: Store, run: Loop) -> None:

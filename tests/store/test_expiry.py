@@ -203,7 +203,7 @@ def test_S7_what_has_expired_stays_so_when_an_older_step_expires_after_it(
 def test_steps_of_an_attempt_that_is_over_expire_too(store: Store, run: Loop, job: JobRecord) -> None:
     report_all(store, run)
     publish(store, run, job, 1)
-    later = run(store.register_job("job", MODEL, CLUSTER, PARAMS, launch=Launch(token="later"), silence_s=0))
+    later = run(store.register_job("job", MODEL, CLUSTER, PARAMS, launch=Launch(token="later")))
     report_all(store, run)
     assert expire(store, run, job, [1]) == [1]
     assert [each.step for each in run(store.list_summaries(job))] == [1]
@@ -216,7 +216,7 @@ def test_S7_a_step_that_was_pending_as_its_attempt_ended_expires(
 ) -> None:
     report_all(store, run)
     run(store.put_schedule(job, 1, IDS, SCHEDULE))
-    run(store.register_job("job", MODEL, CLUSTER, PARAMS, launch=Launch(token="later"), silence_s=0))
+    run(store.register_job("job", MODEL, CLUSTER, PARAMS, launch=Launch(token="later")))
     assert expire(store, run, job, [1]) == [1]
     assert [each.step for each in run(store.list_summaries(job))] == [1]
     with Redis.from_url(redis_url) as client:

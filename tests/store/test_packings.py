@@ -24,7 +24,7 @@ def test_S9_the_newest_packing_is_known(store: Store, run: Loop) -> None:
 
 def test_S9_a_packing_belongs_to_an_attempt_and_ends_with_it(store: Store, run: Loop) -> None:
     async def pack() -> None:
-        launch, again = Launch(token="a", launch="x"), Launch(token="b", launch="x", restart=1)
+        launch, again = Launch(token="a"), Launch(token="b")
         first = await store.register_job("job", MODEL, CLUSTER, PARAMS, launch=launch)
         second = await store.register_job("job", MODEL, CLUSTER, PARAMS, launch=again)
         await store.note_packing(first, 3, "packing gains a tenth", is_packed=True)

@@ -35,7 +35,7 @@ def test_refusals_end_with_an_accepted_schedule_and_with_the_job(store: Store, r
 
 def test_S9_refusals_belong_to_an_attempt_and_end_with_it(store: Store, run: Loop) -> None:
     async def refuse() -> None:
-        launch, again = Launch(token="a", launch="x"), Launch(token="b", launch="x", restart=1)
+        launch, again = Launch(token="a"), Launch(token="b")
         first = await store.register_job("job", MODEL, CLUSTER, PARAMS, launch=launch)
         await store.note_refusal(first, Refused.SCHEDULE, 3, Conflict("no"))
         second = await store.register_job("job", MODEL, CLUSTER, PARAMS, launch=again)

@@ -178,8 +178,7 @@ def test_L5_an_attempt_of_another_launch_is_not_rolled_back(store: Store, run: L
     with pytest.raises(UnknownJob):
         run(store.rollback("job", 1, 1))
     first, second = (
-        run(store.register_job("job", MODEL, CLUSTER, PARAMS, launch=Launch(token=token), silence_s=0))
-        for token in ("one", "two")
+        run(store.register_job("job", MODEL, CLUSTER, PARAMS, launch=Launch(token=token))) for token in ("one", "two")
     )
     with pytest.raises(StaleEpoch) as refused:
         run(store.rollback("job", first.epoch, 1))
@@ -188,12 +187,12 @@ def test_L5_an_attempt_of_another_launch_is_not_rolled_back(store: Store, run: L
 
 
 def test_L5_the_launch_stays_the_same(store: Store, run: Loop) -> None:
-    launch = Launch(token="one", owner="host-a:4711", launch="slurm 7.0", restart=1)
+    launch = Launch(token="one", owner="host-a:4711", process="driver")
     first = run(store.register_job("job", MODEL, CLUSTER, PARAMS, launch=launch))
     again = run(store.rollback("job", first.epoch, 1))
     assert run(store.register_job("job", MODEL, CLUSTER, PARAMS, launch=launch)) == again
     assert again.owner == "host-a:4711"
-    restarted = dataclasses.replace(launch, restart=2)
+    restarted = dataclasses.replace(launch, process="driver, started again")
     third = run(store.register_job("job", MODEL, CLUSTER, PARAMS, launch=restarted))
     assert third.number == 3
     assert run(store.list_attempts("job"))[0].rolled_back_from is None

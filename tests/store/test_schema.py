@@ -44,7 +44,7 @@ def _fill(store: Store, run: Loop) -> None:
     run(store.note_refusal(job, Refused.SCHEDULE, 5, NotFound("sequence 'seq-0' of step 5 was never reported")))
     run(store.note_packing(job, 6, "packing brings the floor of nodes from 1.2 to 1.1", is_packed=True))
     report_all(store, run, 6)
-    run(store.see("job", job.epoch, is_driver=False))
+    run(store.see("job", job.epoch))
     after = run(store.rollback("job", job.epoch, 5))
     run(store.put_schedule(after, 7, IDS, SCHEDULE, traceparent="00-0af7-b7ad-01"))
     assert not run(store.end_solve(lease_of(store, run, after, 7), "it crashed", max_crashes=2))

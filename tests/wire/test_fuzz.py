@@ -30,6 +30,7 @@ from relibra.planning import (
 from relibra.planning.schedule import PackingRules
 from relibra.v1 import array_pb2, execution_pb2, job_pb2, plan_pb2, routing_pb2
 from relibra.wire import array, messages, packing, routing
+from relibra.wire.launch import this_launch
 
 NUM_CASES = int(os.environ.get("RELIBRA_FUZZ_CASES", "50"))
 MODEL = Model(num_layers=3, num_experts=8, top_k=2)
@@ -40,7 +41,7 @@ MAX_SIZE_BYTES = 1 << 20
 INDEX_Q4 = np.array([[0, 0, 1, 2], [0, 1, 3, 1], [1, 2, 0, 3]], dtype=np.int32)
 GOOD: dict[str, tuple[Message, Callable[[Any], object]]] = {
     "registration": (
-        messages.encode_registration("job", MODEL, CLUSTER, PlanParams(seed=3, cost=CostModel()), known_epoch=7),
+        messages.encode_registration("job", MODEL, CLUSTER, PlanParams(seed=3, cost=CostModel()), this_launch(), 7),
         messages.decode_registration,
     ),
     "schedule": (

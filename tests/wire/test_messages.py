@@ -24,6 +24,7 @@ from relibra.planning.plan import Basis
 from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.v1 import execution_pb2, job_pb2, plan_pb2
 from relibra.wire import array, messages
+from relibra.wire.launch import this_launch
 
 MODEL = Model(num_layers=3, num_experts=8, top_k=2)
 CLUSTER = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1, num_ep_groups=2)
@@ -62,19 +63,21 @@ def test_registrations_survive_the_wire(
     )
     cluster = Cluster(num_nodes=nodes, gpus_per_node=gpus, redundant_slots=2, num_ep_groups=groups)
     params = PlanParams(seed=seed, min_tokens_per_replica=4, cost=cost)
-    data = messages.encode_registration("job", model, cluster, params).SerializeToString()
+    data = messages.encode_registration("job", model, cluster, params, this_launch()).SerializeToString()
     assert messages.decode_registration(job_pb2.RegisterJobRequest.FromString(data)) == ("job", model, cluster, params)
 
 
 def test_a_cost_model_out_of_range_is_refused() -> None:
-    request = messages.encode_registration("job", MODEL, CLUSTER, PlanParams(cost=CostModel()))
+    request = messages.encode_registration("job", MODEL, CLUSTER, PlanParams(cost=CostModel()), this_launch())
     request.params.cost.hidden_transfer_share = 2.0
     with pytest.raises(InvalidInput, match=r"cost.hidden_transfer_share: expected 0 to 1, got 2.0"):
         messages.decode_registration(request)
 
 
 def test_ranks_that_do_not_divide_the_experts_are_refused() -> None:
-    request = messages.encode_registration("job", dataclasses.replace(MODEL, num_experts=6), CLUSTER, PlanParams())
+    request = messages.encode_registration(
+        "job", dataclasses.replace(MODEL, num_experts=6), CLUSTER, PlanParams(), this_launch()
+    )
     with pytest.raises(InvalidInput, match=r"model.num_experts: expected a multiple of the 4 EP ranks .* got 6"):
         messages.decode_registration(request)
 

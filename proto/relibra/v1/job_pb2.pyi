@@ -62,7 +62,7 @@ class CostModel(_message.Message):
     def __init__(self, expert_tokens: _Optional[_Iterable[float]] = ..., expert_us: _Optional[_Iterable[float]] = ..., token_size_bytes: _Optional[float] = ..., intra_node_bytes_per_us: _Optional[float] = ..., inter_node_bytes_per_us: _Optional[float] = ..., hidden_transfer_share: _Optional[float] = ..., host_us: _Optional[float] = ..., sends_once_per_node: bool = ...) -> None: ...
 
 class RegisterJobRequest(_message.Message):
-    __slots__ = ("job_id", "model", "cluster", "params", "known_epoch", "token", "owner", "launch", "restart", "age_ms")
+    __slots__ = ("job_id", "model", "cluster", "params", "known_epoch", "token", "owner", "process")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
@@ -70,9 +70,7 @@ class RegisterJobRequest(_message.Message):
     KNOWN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
-    LAUNCH_FIELD_NUMBER: _ClassVar[int]
-    RESTART_FIELD_NUMBER: _ClassVar[int]
-    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     model: Model
     cluster: Cluster
@@ -80,52 +78,32 @@ class RegisterJobRequest(_message.Message):
     known_epoch: int
     token: str
     owner: str
-    launch: str
-    restart: int
-    age_ms: int
-    def __init__(self, job_id: _Optional[str] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., cluster: _Optional[_Union[Cluster, _Mapping]] = ..., params: _Optional[_Union[PlanParams, _Mapping]] = ..., known_epoch: _Optional[int] = ..., token: _Optional[str] = ..., owner: _Optional[str] = ..., launch: _Optional[str] = ..., restart: _Optional[int] = ..., age_ms: _Optional[int] = ...) -> None: ...
+    process: str
+    def __init__(self, job_id: _Optional[str] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., cluster: _Optional[_Union[Cluster, _Mapping]] = ..., params: _Optional[_Union[PlanParams, _Mapping]] = ..., known_epoch: _Optional[int] = ..., token: _Optional[str] = ..., owner: _Optional[str] = ..., process: _Optional[str] = ...) -> None: ...
 
 class RegisterJobResponse(_message.Message):
-    __slots__ = ("epoch", "attempt", "renew_ms")
+    __slots__ = ("epoch", "attempt")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    RENEW_MS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     attempt: int
-    renew_ms: int
-    def __init__(self, epoch: _Optional[int] = ..., attempt: _Optional[int] = ..., renew_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class JoinAttemptRequest(_message.Message):
-    __slots__ = ("job_id", "token", "is_shared", "launch", "group", "owner", "epoch")
+    __slots__ = ("job_id", "token")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
-    IS_SHARED_FIELD_NUMBER: _ClassVar[int]
-    LAUNCH_FIELD_NUMBER: _ClassVar[int]
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    OWNER_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     token: str
-    is_shared: bool
-    launch: str
-    group: str
-    owner: str
-    epoch: int
-    def __init__(self, job_id: _Optional[str] = ..., token: _Optional[str] = ..., is_shared: bool = ..., launch: _Optional[str] = ..., group: _Optional[str] = ..., owner: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, job_id: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
 
 class JoinAttemptResponse(_message.Message):
-    __slots__ = ("epoch", "attempt", "launch", "is_bound", "renew_ms")
+    __slots__ = ("epoch", "attempt")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    LAUNCH_FIELD_NUMBER: _ClassVar[int]
-    IS_BOUND_FIELD_NUMBER: _ClassVar[int]
-    RENEW_MS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     attempt: int
-    launch: str
-    is_bound: bool
-    renew_ms: int
-    def __init__(self, epoch: _Optional[int] = ..., attempt: _Optional[int] = ..., launch: _Optional[str] = ..., is_bound: bool = ..., renew_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class RollbackRequest(_message.Message):
     __slots__ = ("job_id", "epoch", "step")

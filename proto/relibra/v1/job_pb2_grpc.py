@@ -55,17 +55,15 @@ class JobServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def RegisterJob(self, request, context):
-        """The trainer driver of a job calls it once, before anything else. The first process of a launch begins an attempt;
-        every further process of that launch joins it, and must bring the same content. While an attempt is alive, other
-        launches are refused (FAILED_PRECONDITION, AlreadyRunning).
+        """The driver of a launch, one process, calls it before anything else: it begins an attempt, which ends the attempt
+        before. The same process may call it again, with the same content, and stays in its attempt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def JoinAttempt(self, request, context):
-        """Every trainer rank calls it to learn its attempt. The process that registered the job and one rank of the trainers
-        call it every `renew_ms`, so that the attempt stays alive while nobody has anything else to say.
+        """Every other process of the launch calls it to learn the attempt, which all its later calls name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -23,18 +23,15 @@ class JobServiceStub:
         relibra.v1.job_pb2.RegisterJobRequest,
         relibra.v1.job_pb2.RegisterJobResponse,
     ]
-    """The trainer driver of a job calls it once, before anything else. The first process of a launch begins an attempt;
-    every further process of that launch joins it, and must bring the same content. While an attempt is alive, other
-    launches are refused (FAILED_PRECONDITION, AlreadyRunning).
+    """The driver of a launch, one process, calls it before anything else: it begins an attempt, which ends the attempt
+    before. The same process may call it again, with the same content, and stays in its attempt.
     """
 
     JoinAttempt: grpc.UnaryUnaryMultiCallable[
         relibra.v1.job_pb2.JoinAttemptRequest,
         relibra.v1.job_pb2.JoinAttemptResponse,
     ]
-    """Every trainer rank calls it to learn its attempt. The process that registered the job and one rank of the trainers
-    call it every `renew_ms`, so that the attempt stays alive while nobody has anything else to say.
-    """
+    """Every other process of the launch calls it to learn the attempt, which all its later calls name."""
 
     Rollback: grpc.UnaryUnaryMultiCallable[
         relibra.v1.job_pb2.RollbackRequest,
@@ -50,18 +47,15 @@ class JobServiceAsyncStub:
         relibra.v1.job_pb2.RegisterJobRequest,
         relibra.v1.job_pb2.RegisterJobResponse,
     ]
-    """The trainer driver of a job calls it once, before anything else. The first process of a launch begins an attempt;
-    every further process of that launch joins it, and must bring the same content. While an attempt is alive, other
-    launches are refused (FAILED_PRECONDITION, AlreadyRunning).
+    """The driver of a launch, one process, calls it before anything else: it begins an attempt, which ends the attempt
+    before. The same process may call it again, with the same content, and stays in its attempt.
     """
 
     JoinAttempt: grpc.aio.UnaryUnaryMultiCallable[
         relibra.v1.job_pb2.JoinAttemptRequest,
         relibra.v1.job_pb2.JoinAttemptResponse,
     ]
-    """Every trainer rank calls it to learn its attempt. The process that registered the job and one rank of the trainers
-    call it every `renew_ms`, so that the attempt stays alive while nobody has anything else to say.
-    """
+    """Every other process of the launch calls it to learn the attempt, which all its later calls name."""
 
     Rollback: grpc.aio.UnaryUnaryMultiCallable[
         relibra.v1.job_pb2.RollbackRequest,
@@ -79,9 +73,8 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         request: relibra.v1.job_pb2.RegisterJobRequest,
         context: _ServicerContext,
     ) -> typing.Union[relibra.v1.job_pb2.RegisterJobResponse, collections.abc.Awaitable[relibra.v1.job_pb2.RegisterJobResponse]]:
-        """The trainer driver of a job calls it once, before anything else. The first process of a launch begins an attempt;
-        every further process of that launch joins it, and must bring the same content. While an attempt is alive, other
-        launches are refused (FAILED_PRECONDITION, AlreadyRunning).
+        """The driver of a launch, one process, calls it before anything else: it begins an attempt, which ends the attempt
+        before. The same process may call it again, with the same content, and stays in its attempt.
         """
 
     @abc.abstractmethod
@@ -90,9 +83,7 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         request: relibra.v1.job_pb2.JoinAttemptRequest,
         context: _ServicerContext,
     ) -> typing.Union[relibra.v1.job_pb2.JoinAttemptResponse, collections.abc.Awaitable[relibra.v1.job_pb2.JoinAttemptResponse]]:
-        """Every trainer rank calls it to learn its attempt. The process that registered the job and one rank of the trainers
-        call it every `renew_ms`, so that the attempt stays alive while nobody has anything else to say.
-        """
+        """Every other process of the launch calls it to learn the attempt, which all its later calls name."""
 
     @abc.abstractmethod
     def Rollback(

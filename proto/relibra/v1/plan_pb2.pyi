@@ -94,20 +94,18 @@ class PackResponse(_message.Message):
     def __init__(self, micro_batch: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., source_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., ep_group: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class FetchPlanRequest(_message.Message):
-    __slots__ = ("job_id", "step", "ep_rank", "wait_ms", "epoch", "token")
+    __slots__ = ("job_id", "step", "ep_rank", "wait_ms", "epoch")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     EP_RANK_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     step: int
     ep_rank: int
     wait_ms: int
     epoch: int
-    token: str
-    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., ep_rank: _Optional[int] = ..., wait_ms: _Optional[int] = ..., epoch: _Optional[int] = ..., token: _Optional[str] = ...) -> None: ...
+    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., ep_rank: _Optional[int] = ..., wait_ms: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class FetchPlanResponse(_message.Message):
     __slots__ = ("plan",)

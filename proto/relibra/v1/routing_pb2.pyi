@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ReportRoutingRequest(_message.Message):
-    __slots__ = ("ordinal", "job_id", "step", "sequence_id", "num_rows", "counts", "first_policy_version", "last_policy_version", "epoch", "token")
+    __slots__ = ("ordinal", "job_id", "step", "sequence_id", "num_rows", "counts", "first_policy_version", "last_policy_version", "epoch")
     ORDINAL_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -17,7 +17,6 @@ class ReportRoutingRequest(_message.Message):
     FIRST_POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     LAST_POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
     ordinal: int
     job_id: str
     step: int
@@ -27,8 +26,7 @@ class ReportRoutingRequest(_message.Message):
     first_policy_version: int
     last_policy_version: int
     epoch: int
-    token: str
-    def __init__(self, ordinal: _Optional[int] = ..., job_id: _Optional[str] = ..., step: _Optional[int] = ..., sequence_id: _Optional[str] = ..., num_rows: _Optional[int] = ..., counts: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., first_policy_version: _Optional[int] = ..., last_policy_version: _Optional[int] = ..., epoch: _Optional[int] = ..., token: _Optional[str] = ...) -> None: ...
+    def __init__(self, ordinal: _Optional[int] = ..., job_id: _Optional[str] = ..., step: _Optional[int] = ..., sequence_id: _Optional[str] = ..., num_rows: _Optional[int] = ..., counts: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., first_policy_version: _Optional[int] = ..., last_policy_version: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ReportRoutingResponse(_message.Message):
     __slots__ = ("answered_through", "refused", "credit_through", "epoch")

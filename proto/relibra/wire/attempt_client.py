@@ -1,32 +1,27 @@
-"""A client that belongs to attempts of jobs: registers and joins them, keeps them alive, and follows where they go.
+"""A client that belongs to attempts of jobs: registers and joins them, and follows where they go.
 
 `relibra.wire.client` adds the calls that are made within an attempt.
 """
 
 import logging
-import os
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Self, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
-from relibra.errors import AlreadyRunning, RelibraError, RolledBack, StaleEpoch, Unavailable
+from relibra.errors import RolledBack, StaleEpoch
 from relibra.planning import Cluster, Model, PlanParams
 from relibra.v1 import job_pb2, job_pb2_grpc, plan_pb2
 from relibra.wire import messages
 from relibra.wire.channel import open_channel
 from relibra.wire.credentials import Credentials
-from relibra.wire.heartbeat import DEFAULT_INTERVAL_S, Heartbeat
-from relibra.wire.launch import ATTEMPT_VARIABLE, Joined, this_launch, worker_age_s
+from relibra.wire.launch import this_launch
 from relibra.wire.status import from_rpc_error
 
 logger = logging.getLogger(__name__)
 
 _Response = TypeVar("_Response")
-_TAKEOVER_INTERVAL_S = 1.0
 
 
 class AttemptClient:
@@ -44,17 +39,12 @@ class AttemptClient:
         self._timeout_s = timeout_s
         self._channel = open_channel(address, credentials)
         self._launch = this_launch(attempt)
-        self._shared_token = attempt or os.environ.get(ATTEMPT_VARIABLE, "")
-        """The token, if other processes know it too; with it a client that did not register finds its attempt."""
         self._epochs: dict[str, int] = {}
         """The attempt that this client registered or joined, by job id."""
         self._registered: dict[str, int] = {}
         """The attempt that this client registered or began by going back, by job id. It may be over: see `rollback`."""
-        self._refusals: dict[str, AlreadyRunning] = {}
-        """Why the last registration was refused, by job id."""
         self._newest_submitted: dict[str, int] = {}
         """The highest step of the attempt for which the planner answered `submit_schedule`, by job id."""
-        self._heartbeats: dict[str, Heartbeat] = {}
         self._jobs = job_pb2_grpc.JobServiceStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -64,12 +54,10 @@ class AttemptClient:
         self.close()
 
     def close(self) -> None:
-        """Close the channel; open calls fail with `Unavailable`, and this client no longer keeps its attempts alive.
+        """Close the channel; open calls fail with `Unavailable`.
 
         Later calls raise `ValueError`, which gRPC raises for a channel that is closed.
         """
-        for heartbeat in self._heartbeats.values():
-            heartbeat.stop()
         self._channel.close()
 
     def register_job(
@@ -78,87 +66,48 @@ class AttemptClient:
         model: Model,
         cluster: Cluster,
         params: PlanParams | None = None,
-        *,
-        takeover_timeout_s: float = 60.0,
     ) -> int:
-        """Begin an attempt of a job, or join the attempt that this launch began; return the attempt's epoch.
+        """Begin an attempt of a job, or stay in the attempt that this process began; return the attempt's epoch.
 
-        A restart of the training begins a new attempt: its steps are reported, scheduled and planned anew, whatever the
-        attempt before did, and it may have another model or cluster. While another attempt is alive, this call asks
-        again until that attempt has fallen silent. Later calls of this client belong to the attempt. A thread of the
-        client keeps the attempt alive until the client is closed or its process ends.
+        One process of a launch calls it, the driver. A restart of the training begins a new attempt: its steps are
+        reported, scheduled and planned anew, whatever the attempt before did, and it may have another model or cluster.
+        An earlier launch that still lives trains on without plans. Later calls of this client belong to the attempt.
 
         Args:
             job_id: the name of the job.
             model: its MoE layers.
             cluster: its expert-parallel groups.
             params: how to plan for it.
-            takeover_timeout_s: how long to wait for another attempt to fall silent; a killed one is silent after 15 s.
 
         Raises:
             InvalidInput: a field is out of range, or the ranks do not divide the experts.
-            AlreadyRunning: another launch trains the job, and did not fall silent. Later calls for the job raise this
-                error again, because they would reach the attempt of that launch.
-            Conflict: this launch registered the job with other content.
+            Conflict: this process registered the job with other content.
+            StaleEpoch: this process registered the job, and another launch did so later.
         """
-        deadline = time.monotonic() + takeover_timeout_s
-        while True:
-            launch = replace(self._launch, age_s=worker_age_s(os.environ))
-            request = messages.encode_registration(
-                job_id, model, cluster, params or PlanParams(), self._epochs.get(job_id, 0), launch
-            )
-            try:
-                response = self._call(self._jobs.RegisterJob, request)
-                self._refusals.pop(job_id, None)
-                if response.epoch != self._registered.get(job_id):
-                    self._newest_submitted.pop(job_id, None)
-                self._epochs[job_id] = self._registered[job_id] = response.epoch
-                self._keep_alive(job_id, response.renew_ms / 1000)
-                return response.epoch
-            except AlreadyRunning as error:
-                self._refusals[job_id] = error
-                if time.monotonic() >= deadline:
-                    raise
-                logger.info("waiting until another attempt has fallen silent: %s", error)
-                time.sleep(min(_TAKEOVER_INTERVAL_S, takeover_timeout_s))
+        request = messages.encode_registration(
+            job_id, model, cluster, params or PlanParams(), self._launch, self._epochs.get(job_id, 0)
+        )
+        epoch: int = self._call(self._jobs.RegisterJob, request).epoch
+        if epoch != self._registered.get(job_id):
+            self._newest_submitted.pop(job_id, None)
+        self._epochs[job_id] = self._registered[job_id] = epoch
+        return epoch
 
-    def join_attempt(
-        self, job_id: str, *, token: str, is_shared: bool, group: str, owner: str, launch: str = ""
-    ) -> Joined:
-        """Join the current attempt of a job as a trainer rank, or show that it is alive. Later calls belong to it.
+    def join_attempt(self, job_id: str) -> int:
+        """Join the attempt that the launch of this client has now; return its epoch. Later calls belong to it.
 
-        Args:
-            job_id: the job.
-            token: the token of the rank's launch.
-            is_shared: whether the process that registers the job is known to have this token.
-            group: a text that all trainer ranks of the launch share.
-            owner: `<host>:<pid>` of their first rank, for people.
-            launch: the launch that the rank is bound to by an earlier call; empty before.
+        Calls of a client that has not registered the job join by themselves.
 
         Raises:
             UnknownJob: the job was never registered.
-            NotReady: the launch has not registered the job yet.
-            AlreadyRunning: the trainer ranks of another launch train the job and are alive.
-            StaleEpoch: the attempt of this launch is over.
-            Unsupported: the planner is too old to know attempts.
+            NotReady: no process has registered the job with the token of this client.
+            StaleEpoch: another launch has registered the job since.
         """
-        request = job_pb2.JoinAttemptRequest(
-            job_id=job_id,
-            token=token,
-            is_shared=is_shared,
-            launch=launch,
-            group=group,
-            owner=owner,
-            epoch=self._epochs.get(job_id, 0),
-        )
-        response = self._call(self._jobs.JoinAttempt, request)
-        self._epochs[job_id] = response.epoch
-        return Joined(
-            epoch=response.epoch,
-            launch=response.launch,
-            is_bound=response.is_bound,
-            renew_s=response.renew_ms / 1000 or DEFAULT_INTERVAL_S,
-        )
+        self._epochs.pop(job_id, None)
+        request = job_pb2.JoinAttemptRequest(job_id=job_id, token=self._launch.token)
+        epoch: int = self._call(self._jobs.JoinAttempt, request).epoch
+        self._epochs[job_id] = epoch
+        return epoch
 
     def rollback(self, job_id: str, step: int) -> int:
         """Go back to `step` without a restart; return the epoch of the attempt that begins with it.
@@ -180,35 +129,8 @@ class AttemptClient:
         return epoch
 
     def _epoch(self, job_id: str) -> int:
-        """Return the attempt that calls belong to; 0 means the current attempt."""
-        if job_id in self._refusals:
-            raise AlreadyRunning(str(self._refusals[job_id]))
-        return self._epochs.get(job_id, 0)
-
-    def _attempt_of_launch(self, job_id: str) -> int:
-        """Return the attempt that this launch has now, and show that the driver is alive.
-
-        Another client of the launch registered it, or somebody let the job go back to an earlier step.
-        """
-        request = job_pb2.JoinAttemptRequest(job_id=job_id, token=self._launch.token)
-        try:
-            self._epochs[job_id] = self._call(self._jobs.JoinAttempt, request).epoch
-        except (StaleEpoch, Unavailable):
-            raise
-        except RelibraError:  # most often NotReady: a process with another token registered the job
-            pass
-        return self._epochs.get(job_id, 0)
-
-    def _keep_alive(self, job_id: str, interval_s: float) -> None:
-        if job_id in self._heartbeats:
-            self._heartbeats.pop(job_id).stop()
-        if interval_s:  # older planners do not know the call
-            self._heartbeats[job_id] = Heartbeat(lambda: self._renew(job_id), interval_s, f"job {job_id!r}")
-
-    def _renew(self, job_id: str) -> None:
-        """Show that the process that registered a job is alive."""
-        request = job_pb2.JoinAttemptRequest(job_id=job_id, token=self._launch.token, epoch=self._epochs[job_id])
-        self._call(self._jobs.JoinAttempt, request)
+        """Return the attempt that calls belong to."""
+        return self._epochs.get(job_id) or self.join_attempt(job_id)
 
     def _call_in_attempt(
         self,
@@ -226,8 +148,10 @@ class AttemptClient:
         """
         try:
             return self._call(method, request, timeout_s)
-        except RolledBack as error:
+        except StaleEpoch as error:
             if job_id not in self._registered:
+                self._epochs.pop(job_id, None)  # so that the next call joins the attempt that the launch has then
+            if job_id not in self._registered or not isinstance(error, RolledBack):
                 raise
             if not may_follow:
                 raise RolledBack(
@@ -235,7 +159,7 @@ class AttemptClient:
                     "back to that step in the training, sample it again, and submit its schedule"
                 ) from error
             logger.warning("going on in the attempt that took over: %s", error)
-            request.epoch = self._attempt_of_launch(job_id)
+            request.epoch = self.join_attempt(job_id)
             return self._call(method, request, timeout_s)
 
     def _call(self, method: Callable[..., _Response], request: Message, timeout_s: float | None = None) -> _Response:

@@ -44,7 +44,7 @@ class PlannerClient(AttemptClient):
             address: the planner as `host:port`.
             timeout_s: the deadline of every call.
             credentials: by default those in the environment, see `Credentials.from_env`.
-            attempt: a text that all processes of this launch of the training share and that no other launch has; by
+            attempt: the token of the launch, a text that all of its processes share and that no other launch has; by
                 default `RELIBRA_ATTEMPT` in the environment, and without it a random text for this process.
 
         Raises:
@@ -86,7 +86,7 @@ class PlannerClient(AttemptClient):
             step=step,
             schedule=messages.encode_schedule(list(sequence_ids), schedule),
             basis=messages.encode_basis(basis),
-            epoch=self._epoch(job_id) or self._attempt_of_launch(job_id),
+            epoch=self._epoch(job_id),
         )
         newest = self._newest_submitted.get(job_id, -1)
         # With another basis the planner finds out whether the sequences of the schedule belong to the new attempt.
@@ -157,7 +157,7 @@ class PlannerClient(AttemptClient):
             length_S,
             start,
             PackingRules(freedom=freedom, keeps_counts=keeps_counts, token_budget=token_budget),
-            self._epoch(job_id) or self._attempt_of_launch(job_id),
+            self._epoch(job_id),
         )
         response = self._call_in_attempt(job_id, self._plans.Pack, request, timeout_s)
         return decode_packed(response, len(sequence_ids))
@@ -179,7 +179,6 @@ class PlannerClient(AttemptClient):
             ep_rank=ep_rank,
             wait_ms=int(wait_s * 1000),
             epoch=self._epoch(job_id),
-            token=self._shared_token,
         )
         response = self._call_in_attempt(job_id, self._plans.FetchPlan, request, timeout_s=self._timeout_s + wait_s)
         return messages.decode_rank_plan(response.plan, model)

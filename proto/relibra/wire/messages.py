@@ -32,8 +32,8 @@ def encode_registration(
     model: Model,
     cluster: Cluster,
     params: PlanParams,
+    launch: Launch,
     known_epoch: int = 0,
-    launch: Launch = Launch(),  # noqa: B008
 ) -> job_pb2.RegisterJobRequest:
     """Build the request that registers a job."""
     return job_pb2.RegisterJobRequest(
@@ -59,9 +59,7 @@ def encode_registration(
         known_epoch=known_epoch,
         token=launch.token,
         owner=launch.owner,
-        launch=launch.launch,
-        restart=launch.restart,
-        age_ms=0 if launch.age_s is None else max(1, int(launch.age_s * 1000)),
+        process=launch.process,
     )
 
 
@@ -74,31 +72,31 @@ def decode_launch(request: job_pb2.RegisterJobRequest) -> Launch:
     """Read the launch that registers a job.
 
     Raises:
-        InvalidInput: a text is too long, or a number too large.
+        InvalidInput: a text is missing or too long.
     """
-    for field, text in (("token", request.token), ("owner", request.owner), ("launch", request.launch)):
-        check_launch_text(field, text)
-    if request.restart >= 1 << 31:
-        raise InvalidInput.of("restart", expected="below 2**31", got=request.restart)
-    if request.age_ms >= 1 << 50:
-        raise InvalidInput.of("age_ms", expected="below 2**50", got=request.age_ms)
-    return Launch(
-        token=request.token,
-        owner=request.owner,
-        launch=request.launch,
-        restart=request.restart,
-        age_s=request.age_ms / 1000 if request.age_ms else None,
-    )
+    check_token(request.token)
+    _check_text("process", request.process)
+    if request.owner:
+        _check_text("owner", request.owner)
+    return Launch(token=request.token, owner=request.owner, process=request.process)
 
 
-def check_launch_text(field: str, text: str) -> str:
-    """Return `text` unchanged, or refuse it.
+def check_token(token: str) -> str:
+    """Return the token of a launch unchanged, or refuse it.
 
     Raises:
-        InvalidInput: it is too long.
+        InvalidInput: there is none, or it is too long.
     """
-    if len(text.encode()) > MAX_LAUNCH_TEXT_SIZE_BYTES:
-        raise InvalidInput.of(field, expected=f"at most {MAX_LAUNCH_TEXT_SIZE_BYTES} bytes", got=f"{len(text)} letters")
+    if not token:
+        raise InvalidInput.of(
+            "token", expected="the token of the launch, as RELIBRA_ATTEMPT or as `attempt` of the client", got="none"
+        )
+    return _check_text("token", token)
+
+
+def _check_text(field: str, text: str) -> str:
+    if not 0 < len(text.encode()) <= MAX_LAUNCH_TEXT_SIZE_BYTES:
+        raise InvalidInput.of(field, expected=f"1 to {MAX_LAUNCH_TEXT_SIZE_BYTES} bytes", got=f"{len(text)} letters")
     return text
 
 

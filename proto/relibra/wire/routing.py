@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 from relibra.errors import InvalidInput
 from relibra.planning import Model
 from relibra.planning.load import narrow_counts
-from relibra.v1 import routing_pb2, routing_pb2_grpc
+from relibra.v1 import job_pb2, job_pb2_grpc, routing_pb2, routing_pb2_grpc
 from relibra.wire import array
 
 MAX_SEQUENCE_ID_SIZE_BYTES = 200
 MAX_NUM_ROWS = 1 << 22
 """More rows than any sequence has; limits how much one report can add to a cell, whose load is kept in 32 bits."""
 _MAX_NUMBER = 2**64 - 1
-_IDLE_JOB_KEY = "relibra-idle-job"
+_MAX_EPOCH_DIGITS = 20
+_ATTEMPT_KEY = "relibra-attempt"
 
 
 def check_name(step: int, sequence_id: str, policy_versions: tuple[int, int] | None = None) -> None:
@@ -54,7 +55,6 @@ def encode_sequence(
     policy_versions: tuple[int, int] | None = None,
     *,
     epoch: int = 0,
-    token: str = "",
 ) -> routing_pb2.ReportRoutingRequest:
     """Build the message of one sequence, whose counts come in the narrowest unsigned dtype that holds them."""
     first, last = policy_versions or (None, None)
@@ -68,7 +68,6 @@ def encode_sequence(
         first_policy_version=first,
         last_policy_version=last,
         epoch=epoch,
-        token=token,
     )
 
 
@@ -116,21 +115,37 @@ def decode_policies(request: routing_pb2.ReportRoutingRequest) -> str:
     return f"{first}-{last}" if has_first else ""
 
 
-def open_stream(
-    channel: grpc.Channel, requests: Iterator[routing_pb2.ReportRoutingRequest], idle_job_id: str = ""
-) -> Any:
-    """Start reporting; iterate over the returned call for the responses.
+def join_attempt(channel: grpc.Channel, job_id: str, token: str, *, timeout_s: float) -> int:
+    """Return the epoch of the attempt that the launch with `token` has now; wait until the planner can be reached.
 
-    With `idle_job_id` the planner names the attempts of this job also before the first request.
+    Raises:
+        grpc.RpcError: the planner refuses, or does not answer within `timeout_s`.
+    """
+    request = job_pb2.JoinAttemptRequest(job_id=job_id, token=token)
+    stub = job_pb2_grpc.JobServiceStub(channel)
+    epoch: int = stub.JoinAttempt(request, timeout=timeout_s, wait_for_ready=True).epoch
+    return epoch
+
+
+def open_stream(
+    channel: grpc.Channel,
+    requests: Iterator[routing_pb2.ReportRoutingRequest],
+    job_id: str = "",
+    epoch: int = 0,
+) -> Any:
+    """Start to report; iterate over the returned call for the responses.
+
+    With a job and an attempt, the planner says already before the first request with which attempt the launch goes on.
 
     The call waits until the planner can be reached. It has no deadline, because it stays open as long as there is
     something to report; keepalive ends it if the planner is gone. A thread of gRPC consumes `requests`.
     """
     return routing_pb2_grpc.RoutingServiceStub(channel).ReportRouting(
-        requests, wait_for_ready=True, metadata=((_IDLE_JOB_KEY, idle_job_id),) if idle_job_id else ()
+        requests, wait_for_ready=True, metadata=((_ATTEMPT_KEY, f"{job_id} {epoch}"),) if job_id else ()
     )
 
 
-def idle_job_id(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """Return the `idle_job_id` of a stream from its metadata; empty if it names none."""
-    return next((str(value) for key, value in metadata or () if key == _IDLE_JOB_KEY), "")
+def attempt_of_stream(metadata: Iterable[tuple[str, str | bytes]] | None) -> tuple[str, int]:
+    """Return the job and the epoch for which a stream was opened, from its metadata; empty and 0 if it names none."""
+    job_id, _, epoch = next((str(value) for key, value in metadata or () if key == _ATTEMPT_KEY), "").partition(" ")
+    return (job_id, int(epoch)) if epoch.isdecimal() and len(epoch) <= _MAX_EPOCH_DIGITS else ("", 0)

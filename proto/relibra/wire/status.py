@@ -5,7 +5,6 @@
 | InvalidInput, InvalidTrace, InvalidPlan | INVALID_ARGUMENT | no |
 | NotFound, UnknownJob | NOT_FOUND | no |
 | Conflict | ALREADY_EXISTS | no |
-| AlreadyRunning | FAILED_PRECONDITION | yes |
 | NotReady | FAILED_PRECONDITION | yes |
 | StaleEpoch, RolledBack | ABORTED | no |
 | LostLease | ABORTED | no |

@@ -54,6 +54,7 @@ def demo(
     from relibra.demo.job import Job, StepRecord, register
     from relibra.demo.services import OwnServices, Services
     from relibra.demo.shape import Registration
+    from relibra.wire.launch import process_name
 
     console = open_console(stderr=as_json)
     for each in (signal.SIGTERM, signal.SIGHUP):
@@ -70,7 +71,7 @@ def demo(
             stages.begin("start the services")
             services = stack.enter_context(OwnServices(folder))
         console.print(f"planner  {services.planner_address}\nstatus   {services.status_url}\n")
-        registration = Registration(services.planner_address, job_id)
+        registration = Registration(services.planner_address, job_id, attempt=process_name())
         register(registration)
 
         def train(name: str, recorded: Sequence[StepRecord] = ()) -> tuple[list[StepRecord], float]:

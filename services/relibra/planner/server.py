@@ -146,9 +146,7 @@ class PlannerServer:
         attempts = AttemptWatch(store)
         cache = PlanCache(store)
         plans = PlanService(store, admission, attempts, self._notifier, cache, self._loop)
-        job_pb2_grpc.add_JobServiceServicer_to_server(
-            JobService(store, admission, self._health, cache, self._settings.attempt_silence_s), server
-        )
+        job_pb2_grpc.add_JobServiceServicer_to_server(JobService(store, admission, attempts, cache), server)
         routing_pb2_grpc.add_RoutingServiceServicer_to_server(self._routing, server)
         plan_pb2_grpc.add_PlanServiceServicer_to_server(plans, server)
         execution_pb2_grpc.add_ExecutionServiceServicer_to_server(ExecutionService(store, admission, attempts), server)

@@ -39,9 +39,6 @@ class PlannerSettings(ServiceSettings):
     lease_s: float = Field(2.0, ge=0.2)
     """Lease time-to-live; another planner may take over a job afterwards."""
 
-    attempt_silence_s: float = Field(15.0, gt=0)
-    """How long the current attempt of a job must be silent before another launch may train under the same job id."""
-
     retained_steps: int = Field(64, ge=2)
     """How many steps of an attempt keep their full data. Older steps leave a summary, as with the next two limits."""
     retained_bytes: int = Field(4 << 30, ge=1)

@@ -4,7 +4,6 @@ T rows, L layers, K top-k.
 """
 
 import logging
-import os
 import threading
 from collections.abc import Sequence
 from typing import Any, Protocol, Self
@@ -13,13 +12,13 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.errors import ERRORS, InvalidInput, LimitExceeded, RelibraError, TooManyCalls, Unavailable
+from relibra.errors import ERRORS, InvalidInput, LimitExceeded, RelibraError, StaleEpoch, TooManyCalls, Unavailable
 from relibra.planning.load import narrow_counts
 from relibra.rollout.outbox import CountedSequence, Outbox, Refused, RoutedSequence
 from relibra.wire.channel import open_channel
 from relibra.wire.credentials import Credentials
-from relibra.wire.launch import ATTEMPT_VARIABLE
-from relibra.wire.routing import check_name, encode_sequence, open_stream
+from relibra.wire.launch import this_launch
+from relibra.wire.routing import check_name, encode_sequence, join_attempt, open_stream
 from relibra.wire.status import from_rpc_error
 
 logger = logging.getLogger(__name__)
@@ -28,6 +27,7 @@ BUFFER_SIZE_BYTES = 256 << 20
 _MIN_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 1.0
 _CLOSE_TIMEOUT_S = 2.0
+_JOIN_TIMEOUT_S = 10.0
 
 
 class Tensor(Protocol):
@@ -77,10 +77,9 @@ class RolloutReporter:
             num_experts: E, the number of routed experts per layer.
             buffer_size_bytes: the most memory for sequences that are not durable yet; `report` drops what does not fit.
             credentials: how to authenticate; by default read from the environment.
-            attempt: the text that the trainer's `PlannerClient` has as its `attempt`; by default `RELIBRA_ATTEMPT` in
-                the environment. With it the reporter waits until that trainer has registered, and its sequences are
-                refused after another launch has begun. Without it each sequence belongs to the attempt that is current
-                when it is reported.
+            attempt: the token of the launch, as the trainer's `PlannerClient` has it; by default `RELIBRA_ATTEMPT` in
+                the environment, and without it that of this process. The reporter waits until the driver has registered
+                the job with it. Sequences are refused after another launch has registered the job.
         """
         self._address = address
         self._job_id = job_id
@@ -90,8 +89,10 @@ class RolloutReporter:
         self._starting = threading.Lock()
         self._channel: grpc.Channel | None = None
         self._thread: threading.Thread | None = None
-        self._token = attempt or os.environ.get(ATTEMPT_VARIABLE, "")
+        self._token = this_launch(attempt).token
         self._epoch = 0
+        self._over: StaleEpoch | None = None
+        """Why the launch has no attempt, if another launch registered the job before this reporter joined."""
         self._num_dropped = 0
         self._trouble: RelibraError | None = None
 
@@ -323,14 +324,15 @@ class RolloutReporter:
 
     def _stream_until_closed(self) -> None:
         backoff_s = _MIN_BACKOFF_S
-        while self._follows or self._outbox.wait_for_work():
+        # Without work too, or the worker would stamp the first sequences of the next attempt with the attempt before.
+        while self._epoch or self._outbox.wait_for_work():
             if isinstance(self._trouble, TooManyCalls):
                 self._replace_channel()
             channel = self._channel
             assert channel is not None
             try:
-                idle_job_id = self._job_id if self._follows else ""
-                for response in open_stream(channel, self._outbox.send(self._encode), idle_job_id):
+                self._join(channel)
+                for response in open_stream(channel, self._outbox.send(self._encode), self._job_id, self._epoch):
                     self._outbox.answer(
                         response.answered_through,
                         {
@@ -350,15 +352,24 @@ class RolloutReporter:
                 return
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
 
-    @property
-    def _follows(self) -> bool:
-        """Whether a stream stays open without work, so that the planner names the next attempt before its first step.
-
-        Otherwise the worker would stamp the first sequences of that step with the attempt before.
-        """
-        return bool(self._epoch) and not self._token
+    def _join(self, channel: grpc.Channel) -> None:
+        """Learn the attempt of the launch."""
+        try:
+            epoch = join_attempt(channel, self._job_id, self._token, timeout_s=_JOIN_TIMEOUT_S)
+        except grpc.RpcError as error:
+            refusal = from_rpc_error(error)
+            if not isinstance(refusal, StaleEpoch):
+                raise
+            self._over = refusal  # the stream opens all the same, so that flush names each sequence that it refuses
+        else:
+            self._over = None
+            self.follow(epoch)
 
     def _encode(self, ordinal: int, sequence: CountedSequence) -> Any:
+        epoch = sequence.epoch or self._epoch
+        if not epoch:
+            assert self._over is not None
+            raise type(self._over)(str(self._over))
         return encode_sequence(
             ordinal,
             self._job_id,
@@ -367,8 +378,7 @@ class RolloutReporter:
             sequence.num_rows,
             sequence.counts_LE,
             sequence.policy_versions,
-            epoch=sequence.epoch,
-            token=self._token,
+            epoch=epoch,
         )
 
     def _note(self, trouble: RelibraError) -> None:

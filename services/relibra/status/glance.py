@@ -22,8 +22,8 @@ class JobGlance:
     packing: PackingNote | None
     """How the newest packing ended; None if no driver of the attempt asked for one."""
     refused_launch: Refusal | None
-    """The newest launch that asked for the same job id in vain; None again when a schedule is accepted, and once the
-    attempt is over."""
+    """An older launch of the job that still calls though its attempt is over; None again when a schedule is accepted,
+    and once the attempt is over."""
     savings: JobSaving
     steps: list[StepRecord] = field(repr=False)
     """The newest steps, newest first."""

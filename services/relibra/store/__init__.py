@@ -21,7 +21,6 @@ The store decides nothing: the planner decides, the store keeps. Every write is 
 
 from relibra.store.embedded import EmbeddedRedis
 from relibra.store.expiry import RetainedStep
-from relibra.store.joining import Joiner
 from relibra.store.keys import AttemptId
 from relibra.store.records import (
     Attempt,
@@ -55,7 +54,6 @@ __all__ = [
     "Expired",
     "ExpiryCause",
     "JobRecord",
-    "Joiner",
     "Lease",
     "PackedPlan",
     "PackingNote",

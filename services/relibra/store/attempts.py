@@ -3,11 +3,11 @@
 import time
 from collections.abc import Iterable, Sequence
 
-from relibra.errors import RolledBack, StaleEpoch, UnknownJob
+from relibra.errors import NotReady, RolledBack, StaleEpoch, UnknownJob
 from relibra.store.connection import Connected, raises_unavailable
 from relibra.store.documents import decode_attempts
 from relibra.store.keys import ATTEMPT_KEYS, KNOWN_ATTEMPTS, STEP_KEYS, AttemptId, JobKeys
-from relibra.store.records import Attempt, JobRecord
+from relibra.store.records import Attempt
 
 _KEYS_PER_CALL = 1024
 
@@ -60,46 +60,40 @@ class Attempts(Connected):
         return abs(float(seconds) + float(microseconds) / 1e6 - heard_at)
 
     @raises_unavailable
-    async def see(self, job_id: str, epoch: int, *, is_driver: bool = True) -> None:
-        """Note that the driver of an attempt, or its trainer ranks, are alive; do nothing if the attempt is over."""
-        await self._script("see_attempt", [JobKeys(job_id).of("job")], [f"{epoch:016x}", int(is_driver)])
+    async def see(self, job_id: str, epoch: int) -> None:
+        """Note that a trainer of an attempt is alive; do nothing if the attempt is over."""
+        await self._script("see_attempt", [JobKeys(job_id).of("job")], [f"{epoch:016x}"])
 
-    async def has_begun(self, job: JobRecord, token_hash: str) -> bool:
-        """Return whether the launch with this `Launch.token_hash` began the attempt in `job`; False if it began none.
-
-        False also if it began an attempt after `job` was read, so that the caller reads the job again.
+    async def join_attempt(self, job_id: str, token_hash: str) -> Attempt:
+        """Return the attempt that the launch with this `Launch.token_hash` has now.
 
         Raises:
-            StaleEpoch: it began an attempt that is over.
+            UnknownJob: the job is not registered.
+            StaleEpoch: its attempts are over.
+            NotReady: no process has registered the job with this token.
         """
-        if token_hash == job.token_hash:
-            return True
-        for place, attempt in enumerate(await self.list_attempts(job.job_id)):
+        attempts = await self.list_attempts(job_id)
+        if not attempts:
+            raise UnknownJob(f"job {job_id!r} is not registered; register it first")
+        for attempt in attempts:
             if attempt.token_hash == token_hash:
-                if place == 0:  # the current attempt, which began after `job` was read
-                    break
-                raise await self.over(job.job_id, attempt.epoch)
-        return False
+                if attempt is not attempts[0]:
+                    raise _over(attempts, attempt.epoch)
+                return attempt
+        current = attempts[0]
+        raise NotReady(
+            f"no process has registered job {job_id!r} with the token of the caller; attempt {current.number}, which "
+            f"began at {clock_time(current.began_at)}{_where(current)}, has another one. If the driver of this launch "
+            "is still to register, wait for it; if it has registered, give its token to all processes of the launch, "
+            "as RELIBRA_ATTEMPT or as their argument `attempt`"
+        )
 
     async def over(self, job_id: str, epoch: int) -> StaleEpoch:
         """Return the error for a caller of an attempt that is over."""
         attempts = await self.list_attempts(job_id)
         if not attempts:
             return StaleEpoch(f"job {job_id!r} was removed; register it again")
-        current = attempts[0]
-        number = next((f" {each.number}" for each in attempts if each.epoch == epoch), f" of epoch {epoch:016x}")
-        began = f"attempt {current.number} began at {clock_time(current.began_at)}"
-        if _went_on(attempts, epoch):
-            return RolledBack(
-                f"attempt{number} of job {job_id!r} is over: {began}, when the training went back to step "
-                f"{current.rolled_back_to}. The caller belongs to attempt{number}, and nothing more is taken from it; "
-                f"what the training does again belongs to attempt {current.number}"
-            )
-        where = f" on {current.owner}" if current.owner else ""
-        return StaleEpoch(
-            f"attempt{number} of job {job_id!r} is over: {began}{where}. The caller belongs to attempt{number}, and "
-            "nothing more is taken from it; register the job again to begin or join an attempt"
-        )
+        return _over(attempts, epoch)
 
     async def _drop_old_attempts(self, job_id: str) -> None:
         """Forget all but the newest `KNOWN_ATTEMPTS` attempts, with the summaries of their steps (S7)."""
@@ -115,6 +109,28 @@ class Attempts(Connected):
             await self._redis.unlink(*names[start : start + _KEYS_PER_CALL])
         await self._redis.unlink(*map(keys.of, ATTEMPT_KEYS))
         await self._redis.hdel(keys.job.of("attempts"), f"{attempt.epoch:016x}")
+
+
+def _over(attempts: Sequence[Attempt], epoch: int) -> StaleEpoch:
+    """Return the error for a caller of an attempt that is over, of these attempts of the job, the newest first."""
+    current = attempts[0]
+    number = next((f" {attempt.number}" for attempt in attempts if attempt.epoch == epoch), f" of epoch {epoch:016x}")
+    began = f"attempt {current.number} began at {clock_time(current.began_at)}"
+    if _went_on(attempts, epoch):
+        return RolledBack(
+            f"attempt{number} of job {current.job_id!r} is over: {began}, when the training went back to step "
+            f"{current.rolled_back_to}. The caller belongs to attempt{number}, and nothing more is taken from it; "
+            f"what the training does again belongs to attempt {current.number}"
+        )
+    return StaleEpoch(
+        f"attempt{number} of job {current.job_id!r} is over: {began}{_where(current)}. The caller belongs to "
+        f"attempt{number}, and nothing more is taken from it. If both launches are to train, give one of them another "
+        "job id; if this one is left over, end it"
+    )
+
+
+def _where(attempt: Attempt) -> str:
+    return f" on {attempt.owner}" if attempt.owner else ""
 
 
 def _went_on(attempts: Sequence[Attempt], epoch: int) -> bool:

@@ -3,17 +3,14 @@
 import time
 from collections.abc import Iterable
 
-from relibra.errors import AlreadyRunning, Conflict, UnknownJob
+from relibra.errors import Conflict, UnknownJob
 from relibra.planning import Cluster, Model, PlanParams
 from relibra.planning.launch import Launch
-from relibra.store.attempts import Attempts, clock_time
+from relibra.store.attempts import Attempts
 from relibra.store.connection import raises_unavailable
 from relibra.store.documents import JOB_FIELDS, decode_job, encode_shape
 from relibra.store.keys import ATTEMPT_KEYS, JOBS, STEP_KEYS, JobKeys
 from relibra.store.records import JobRecord
-
-ATTEMPT_SILENCE_S = 15.0
-"""By default, how long the current attempt must be silent before another launch may begin an attempt."""
 
 
 class Jobs(Attempts):
@@ -29,13 +26,11 @@ class Jobs(Attempts):
         *,
         known_epoch: int = 0,
         launch: Launch = Launch(),  # noqa: B008
-        silence_s: float = ATTEMPT_SILENCE_S,
     ) -> JobRecord:
-        """Begin an attempt of a job, or confirm the current attempt for another process of the same launch.
+        """Begin an attempt of a job, or confirm the current attempt for the process that began it.
 
-        An attempt gets an epoch above every earlier one that this Redis or the caller knows (S4). It begins if the job
-        is new, if the launcher of the current attempt started its workers again, or if the current attempt has been
-        silent for `silence_s` by the clock of Redis. A launch without a token always belongs to the current attempt.
+        An attempt gets an epoch above every earlier one that this Redis or the caller knows (S4), and ends the attempt
+        before. A process begins one attempt, and another one only if this Redis has lost the attempt since.
 
         Args:
             job_id: the name of the job.
@@ -43,15 +38,14 @@ class Jobs(Attempts):
             cluster: its expert-parallel groups.
             params: how to plan for it.
             known_epoch: the last epoch that the caller saw; it matters if Redis has lost its data since.
-            launch: the launch that the caller belongs to.
-            silence_s: how long the current attempt must be silent before another launch may begin an attempt.
+            launch: the launch that the caller belongs to, and the process that it is.
 
         Raises:
-            AlreadyRunning: another launch trains the job and was heard less than `silence_s` ago.
-            Conflict: the caller belongs to the current attempt, which was registered with other content.
+            StaleEpoch: the caller began an attempt, and another process registered the job since.
+            Conflict: the caller began the current attempt, with other content.
         """
         keys = JobKeys(job_id)
-        word, silent_ms, driver_silent_ms, ranks = await self._script(
+        word, epoch = await self._script(
             "register_job",
             [*map(keys.of, ("job", "epoch", "attempts", "lease"))],
             [
@@ -60,25 +54,16 @@ class Jobs(Attempts):
                 known_epoch,
                 launch.token_hash,
                 launch.owner,
-                launch.launch,
-                launch.restart,
-                int(silence_s * 1000),
-                "" if launch.age_s is None else int(launch.age_s * 1000),
+                launch.process,
             ],
         )
+        if word == b"over":
+            raise await self.over(job_id, int(epoch, 16))
         # Listed last, and again by every caller that confirms the job: an unlisted job would never be planned, and
         # `remove_job` of the incarnation before takes the name off the list until it sees this incarnation.
         await self._mark_schema()
         await self._redis.sadd(JOBS, job_id)
         record = await self.get_job(job_id)
-        if word == b"running":
-            who = f", which {record.owner} launched" if record.owner else ", which was launched"
-            kept_alive = _kept_alive_by(ranks.decode(), driver_silent_ms / 1000, silence_s)
-            raise AlreadyRunning(
-                f"job {job_id!r} is being trained by attempt {record.number}{who} at "
-                f"{clock_time(record.registered_at)} and which was heard {silent_ms / 1000:.0f} s ago"
-                f"{kept_alive}; two launches cannot share a job id. Stop the other launch, or choose another job id"
-            )
         if word == b"new":
             await self._drop_old_attempts(job_id)
         for part, wanted in (("model", model), ("cluster", cluster), ("params", params)):
@@ -148,13 +133,3 @@ class Jobs(Attempts):
         # The next incarnation may have been registered before the name was taken off the list.
         if await self._redis.exists(keys.of("job")):
             await self._redis.sadd(JOBS, job_id)
-
-
-def _kept_alive_by(ranks: str, driver_silent_s: float, silence_s: float) -> str:
-    """Return what a driver must know that was restarted without the trainer ranks of its launch."""
-    if not ranks or driver_silent_s < silence_s:
-        return ""
-    return (
-        f" by the trainer ranks of {ranks}, while its driver has been silent for {driver_silent_s:.0f} s: if they "
-        "belong to this launch, end them and restart driver and trainer ranks together"
-    )

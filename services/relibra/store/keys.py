@@ -13,7 +13,7 @@ Keys of one job have the prefix `relibra:{job}:`. They stay until the job is rem
 
 | key | type | content | size |
 |---|---|---|---|
-| `job` | hash | current attempt: `epoch` (16 hex), `shape`, ...; `group`, ...; `swept_at` | 2 KiB |
+| `job` | hash | current attempt: `epoch` (16 hex), `shape`, `token`, `process`, ...; `swept_at` | 2 KiB |
 | `attempts` | hash | epoch -> JSON: number, owner, beginning, shape; once over, `heard_at` | 1 KiB an attempt |
 | `epoch` | string | the last epoch given out, decimal | 16 B |
 | `fence` | string | the last fencing token given out | 16 B |
@@ -68,7 +68,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 SCHEMA = "relibra:schema"
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 JOBS = "relibra:jobs"
 TOKENS = "relibra:tokens"
 

@@ -239,7 +239,7 @@ class Refused(StrEnum):
     REPORTS = "reports"
     """Execution reports: of a step that the planner does not know (error `NotFound`), or refused for what they hold."""
     LAUNCH = "launch"
-    """Another launch under the same job id, while this attempt was alive; its step is 0."""
+    """An older launch under the same job id, which still calls though its attempt is over; its step is 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,6 @@ from relibra.store.connection_guard import (
     without_schema,
 )
 from relibra.store.expiry import Expiry
-from relibra.store.joining import Joining
 from relibra.store.keys import JOBS, SCHEMA
 from relibra.store.leases import Leases
 from relibra.store.packings import Packings
@@ -37,7 +36,7 @@ _CONFIGURATION_TIMEOUT_S = 5.0
 """How long one server of a Cluster has to tell how it is configured."""
 
 
-class Store(Joining, Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Refusals, Packings, Tokens):
+class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Refusals, Packings, Tokens):
     """All durable state of all jobs. A store belongs to one event loop; tasks may share it.
 
     Every method raises `Unavailable` when Redis does not answer, and may then be called again.

@@ -366,14 +366,14 @@ def test_S4_a_question_from_before_a_rollback_brings_no_plan_to_the_repeated_ste
     answers = [plan, dataclasses.replace(plan, reason="sampled again")]
     events: list[Callable[[], None]] = [lambda: session.rollback(3), lambda: session.prefetch(3)]
 
-    def renew(_: PlannerClient) -> None:  # the thread has decided to ask for step 3, and takes long over this
+    def call(
+        *_: object, **__: object
+    ) -> RankPlan:  # the thread has decided to ask for step 3, and takes long over this
         while events:
             events.pop(0)()
+        return answers.pop(0)
 
-    with (
-        mock.patch.object(session._membership, "renew", renew),
-        mock.patch.object(session._membership, "call", side_effect=answers),
-    ):
+    with mock.patch.object(session._membership, "call", call):
         session.prefetch(3)
         until(lambda: 3 in session._fetched)
         assert session.wait(3, PATIENT_S).reason == "sampled again"

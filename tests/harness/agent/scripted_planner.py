@@ -9,14 +9,16 @@ import grpc
 from harness.rank_plan_message import encode_rank_plan
 from relibra.errors import NotReady, RelibraError
 from relibra.planning import Cluster, ExecutionReport, Model, RankPlan
-from relibra.v1 import execution_pb2, execution_pb2_grpc, plan_pb2, plan_pb2_grpc
+from relibra.v1 import execution_pb2, execution_pb2_grpc, job_pb2, job_pb2_grpc, plan_pb2, plan_pb2_grpc
 from relibra.wire import messages
 from relibra.wire.status import to_status
 
 PATIENT_S = 30.0
 
 
-class ScriptedPlanner(plan_pb2_grpc.PlanServiceServicer, execution_pb2_grpc.ExecutionServiceServicer):
+class ScriptedPlanner(
+    job_pb2_grpc.JobServiceServicer, plan_pb2_grpc.PlanServiceServicer, execution_pb2_grpc.ExecutionServiceServicer
+):
     """A planner that answers with `plans`, raises `errors`, keeps reports, and can be restarted on the same port."""
 
     def __init__(self, model: Model, cluster: Cluster) -> None:
@@ -38,6 +40,7 @@ class ScriptedPlanner(plan_pb2_grpc.PlanServiceServicer, execution_pb2_grpc.Exec
 
     def start(self) -> None:
         self._server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
+        job_pb2_grpc.add_JobServiceServicer_to_server(self, self._server)
         plan_pb2_grpc.add_PlanServiceServicer_to_server(self, self._server)
         execution_pb2_grpc.add_ExecutionServiceServicer_to_server(self, self._server)
         self._port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")
@@ -45,6 +48,9 @@ class ScriptedPlanner(plan_pb2_grpc.PlanServiceServicer, execution_pb2_grpc.Exec
 
     def stop(self) -> None:
         self._server.stop(grace=None).wait()
+
+    def JoinAttempt(self, request: job_pb2.JoinAttemptRequest, context: grpc.ServicerContext) -> Any:
+        return job_pb2.JoinAttemptResponse(epoch=1, attempt=1)
 
     def FetchPlan(self, request: plan_pb2.FetchPlanRequest, context: grpc.ServicerContext) -> Any:
         self.asked.append((request.job_id, request.step, request.ep_rank))

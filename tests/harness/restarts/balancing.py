@@ -10,7 +10,7 @@ from harness.distributed.gpt_batches import routing
 from harness.distributed.gpt_job import GptJob
 from harness.restarts.dying import Death
 from harness.restarts.run import NUM_MICRO_BATCHES, Notes, Run
-from relibra.agent import Agent, AgentConfig, Phase, attach
+from relibra.agent import Agent, AgentConfig, Phase, attach, shared_attempt
 from relibra.planning import Cluster, PlanParams, Schedule
 from relibra.rollout import RolloutReporter
 from relibra.wire.client import PlannerClient
@@ -24,13 +24,14 @@ class Balancing:
 
     def __init__(self, run: Run, cluster: Cluster, job: GptJob, notes: Notes) -> None:
         self._run, self._cluster, self._job, self._notes = run, cluster, job, notes
-        self._client = PlannerClient(run.planner_address, timeout_s=PLAN_TIMEOUT_S)
-        self._reporter = RolloutReporter(run.planner_address, run.job_id, num_experts=job.model.num_experts)
+        attempt = shared_attempt()
+        self._client = PlannerClient(run.planner_address, timeout_s=PLAN_TIMEOUT_S, attempt=attempt)
+        self._reporter = RolloutReporter(
+            run.planner_address, run.job_id, num_experts=job.model.num_experts, attempt=attempt
+        )
         if dist.get_rank() == 0:
             began = time.monotonic()
-            epoch = self._client.register_job(
-                run.job_id, job.model, cluster, PlanParams(), takeover_timeout_s=run.takeover_timeout_s
-            )
+            epoch = self._client.register_job(run.job_id, job.model, cluster, PlanParams())
             notes.note("registered", epoch=epoch, wait_s=time.monotonic() - began)
         dist.barrier()
         config = AgentConfig(

@@ -44,7 +44,6 @@ class Run:
     planner_address: str = ""
     """The planner; empty for plain training."""
     job_id: str = "job"
-    takeover_timeout_s: float = 60.0
     rollback: tuple[int, int] | None = None
     """The step after which the ranks load an older checkpoint without a restart, and the step of that checkpoint."""
     hold_at: int | None = None

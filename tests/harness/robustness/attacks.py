@@ -95,8 +95,8 @@ def halves_of_messages(target: Target, num_calls: int = 24) -> Iterator[str]:
 
 def shapes_of_many_extents(target: Target, num_extents: int = LONGEST_SHAPE) -> Iterator[str]:
     """Report sequences whose counts claim millions of extents, each on a stream of its own."""
-    _register(target)
-    request = encode_sequence(1, JOB_ID, 1, "seq", 6, count(routed_experts(0, 6)))
+    epoch = _register(target)
+    request = encode_sequence(1, JOB_ID, 1, "seq", 6, count(routed_experts(0, 6)), epoch=epoch)
     request.counts.shape.extend([1] * num_extents)
     with open_channel(target.address, target.credentials) as channel:
         while True:
@@ -109,7 +109,7 @@ def job_ids_of_megabytes(target: Target, size_bytes: int = 50 << 20) -> Iterator
     with open_channel(target.address, target.credentials) as channel:
         for number in itertools.count():
             job_id = f"{number:08}" * (size_bytes // 8)
-            yield _answer_of_stream(channel, encode_sequence(1, job_id, 1, "seq", 6, counts_LE))
+            yield _answer_of_stream(channel, encode_sequence(1, job_id, 1, "seq", 6, counts_LE, epoch=1))
 
 
 def steps_of_many_points(target: Target, num_points: int = 256) -> Iterator[str]:
@@ -123,11 +123,14 @@ def steps_of_many_points(target: Target, num_points: int = 256) -> Iterator[str]
         open_channel(target.address, target.credentials) as channel,
         PlannerClient(target.address, credentials=target.credentials, timeout_s=60) as client,
     ):
-        client.register_job(JOB_ID, LARGE_MODEL, LARGE_CLUSTER, params)
+        epoch = client.register_job(JOB_ID, LARGE_MODEL, LARGE_CLUSTER, params)
         step = 0
         while True:
             step += 1
-            requests = [encode_sequence(1 + index, JOB_ID, step, each, 8, counts_LE) for index, each in enumerate(ids)]
+            requests = [
+                encode_sequence(1 + index, JOB_ID, step, name, 8, counts_LE, epoch=epoch)
+                for index, name in enumerate(ids)
+            ]
             _report(channel, requests)
             client.submit_schedule(JOB_ID, step, ids, schedule)
             if step > 1:  # the next step waits already while one is solved
@@ -137,21 +140,24 @@ def steps_of_many_points(target: Target, num_points: int = 256) -> Iterator[str]
 
 def schedules_of_tiny_sequences(target: Target, num_sequences: int = 1 << 18) -> Iterator[str]:
     """Report as many sequences as a step may have, and submit the schedule of the step again and again."""
-    _register(target)
+    epoch = _register(target)
     counts_LE = count(routed_experts(0, 1))
     ids = [f"{index:x}" for index in range(num_sequences)]
     with open_channel(target.address, target.credentials) as channel:
         for start in range(0, num_sequences, 512):
             names = enumerate(ids[start : start + 512], start=1)
-            _report(channel, [encode_sequence(ordinal, JOB_ID, 1, name, 1, counts_LE) for ordinal, name in names])
-        request = _schedule_request(1, ids, Basis.REPLAY)
+            _report(
+                channel,
+                [encode_sequence(ordinal, JOB_ID, 1, name, 1, counts_LE, epoch=epoch) for ordinal, name in names],
+            )
+        request = _schedule_request(1, ids, Basis.REPLAY, epoch)
         yield from _many_at_once(lambda _: _submit(channel, request))
 
 
 def schedules_on_previous_steps(target: Target, num_sequences: int = 1 << 18) -> Iterator[str]:
     """Submit schedules of as many sequences as a step may have, none of them reported, for one step after another."""
-    _register(target)
-    request = _schedule_request(1, [f"{index:x}" for index in range(num_sequences)], Basis.PREVIOUS_STEPS)
+    epoch = _register(target)
+    request = _schedule_request(1, [f"{index:x}" for index in range(num_sequences)], Basis.PREVIOUS_STEPS, epoch)
 
     with open_channel(target.address, target.credentials) as channel:
 
@@ -164,8 +170,8 @@ def schedules_on_previous_steps(target: Target, num_sequences: int = 1 << 18) ->
 
 def fetches_that_wait(target: Target, num_calls: int = 4096) -> Iterator[str]:
     """Wait for a step that never comes, in many calls."""
-    _register(target)
-    request = plan_pb2.FetchPlanRequest(job_id=JOB_ID, step=9, wait_ms=60_000)
+    epoch = _register(target)
+    request = plan_pb2.FetchPlanRequest(job_id=JOB_ID, step=9, wait_ms=60_000, epoch=epoch)
     with contextlib.ExitStack() as stack:
         stubs = [
             plan_pb2_grpc.PlanServiceStub(stack.enter_context(open_channel(target.address, target.credentials)))
@@ -182,7 +188,7 @@ def fetches_that_wait(target: Target, num_calls: int = 4096) -> Iterator[str]:
 
 def reports_of_execution(target: Target) -> Iterator[str]:
     """Report what ranks did in as many cells as a step may have, again and again."""
-    _register(target)
+    epoch = _register(target)
     load_ML = np.ones(((1 << 16) // MODEL.num_layers, MODEL.num_layers), dtype=np.int64)
     report = ExecutionReport(
         step=1,
@@ -196,7 +202,7 @@ def reports_of_execution(target: Target) -> Iterator[str]:
         replica_sent_bytes=0,
         plan_wait_s=0.0,
     )
-    request = messages.encode_execution_report(JOB_ID, report)
+    request = messages.encode_execution_report(JOB_ID, report, epoch)
     with open_channel(target.address, target.credentials) as channel:
         stub = execution_pb2_grpc.ExecutionServiceStub(channel)
         yield from _many_at_once(lambda _: stub.ReportExecution.future(request, timeout=600))
@@ -206,9 +212,9 @@ def _raw_connections(stack: contextlib.ExitStack, target: Target, number: int) -
     return [stack.enter_context(RawConnection(target.address)) for _ in range(number)]
 
 
-def _register(target: Target) -> None:
+def _register(target: Target) -> int:
     with PlannerClient(target.address, credentials=target.credentials) as client:
-        client.register_job(JOB_ID, MODEL, CLUSTER, PARAMS)
+        return client.register_job(JOB_ID, MODEL, CLUSTER, PARAMS)
 
 
 def _report(channel: grpc.Channel, requests: list[routing_pb2.ReportRoutingRequest]) -> None:
@@ -220,10 +226,10 @@ def _report(channel: grpc.Channel, requests: list[routing_pb2.ReportRoutingReque
         assert not refused, refused[0]
 
 
-def _schedule_request(step: int, ids: list[str], basis: Basis) -> plan_pb2.SubmitScheduleRequest:
+def _schedule_request(step: int, ids: list[str], basis: Basis, epoch: int) -> plan_pb2.SubmitScheduleRequest:
     schedule = messages.encode_schedule(ids, Schedule.round_robin(len(ids), 2, CLUSTER))
     return plan_pb2.SubmitScheduleRequest(
-        job_id=JOB_ID, step=step, schedule=schedule, basis=messages.encode_basis(basis)
+        job_id=JOB_ID, step=step, schedule=schedule, basis=messages.encode_basis(basis), epoch=epoch
     )
 
 

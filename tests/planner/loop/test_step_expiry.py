@@ -86,7 +86,7 @@ def test_S7_old_attempts_keep_summaries_only(store: Store, run: Loop, redis_url:
     limits = expiry(store)
     for number in range(RETAINED_ATTEMPTS + 2):
         launch = Launch(token=f"launch-{number}")
-        attempt = run(store.register_job("job", MODEL, CLUSTER, PARAMS, launch=launch, silence_s=0))
+        attempt = run(store.register_job("job", MODEL, CLUSTER, PARAMS, launch=launch))
         report_all(store, run)
         publish(store, run, attempt, 1)
         run(limits.apply("job"))
@@ -168,8 +168,7 @@ def test_S7_the_summaries_of_old_attempts_do_not_crowd_out_steps(
     store: Store, run: Loop, redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     attempts = [
-        run(store.register_job("job", MODEL, CLUSTER, PARAMS, launch=Launch(token=f"t{number}"), silence_s=0))
-        for number in range(3)
+        run(store.register_job("job", MODEL, CLUSTER, PARAMS, launch=Launch(token=f"t{number}"))) for number in range(3)
     ]
     with Redis.from_url(redis_url) as client:
         for attempt in attempts:

@@ -100,7 +100,7 @@ def test_S6_each_role_may_do_its_part_for_its_job_and_no_more(
         reporter.report(1, "seq", routed_experts(0, 5))
         assert reporter.flush() == 1
     for role in (Role.ROLLOUT, Role.VIEWER):
-        with pytest.raises(Forbidden, match=f"role {role}, which may not call SubmitSchedule"):
+        with pytest.raises(Forbidden, match=f"role {role}, which may not call (SubmitSchedule|JoinAttempt)"):
             submit(connect(tokens("ours", role)), "ours")
     submit(trainer, "ours")
 
@@ -214,7 +214,7 @@ def test_S6_streams_that_are_open_end_when_their_token_is_revoked(token_planner:
         RolloutReporter(token_planner.address, "ours", num_experts=MODEL.num_experts, credentials=trainer) as reporter,
         open_channel(token_planner.address, Credentials(token=theirs)) as channel,
     ):
-        client.register_job("ours", MODEL, CLUSTER, PARAMS)
+        epoch = client.register_job("ours", MODEL, CLUSTER, PARAMS)
 
         def plan(step: int) -> None:
             assert reporter.report(step, "seq", routed_experts(0, 5))
@@ -232,7 +232,7 @@ def test_S6_streams_that_are_open_end_when_their_token_is_revoked(token_planner:
 
         def report_for_ever() -> None:
             for ordinal, _ in enumerate(stream, start=1):
-                reports.put(encode_sequence(ordinal, "ours", 1, "seq", 5, count(routed_experts(0, 5))))
+                reports.put(encode_sequence(ordinal, "ours", 1, "seq", 5, count(routed_experts(0, 5)), epoch=epoch))
 
         with pytest.raises(grpc.RpcError) as caught:
             report_for_ever()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, count, routed_experts
-from relibra.errors import InvalidInput, LimitExceeded, NotFound, NotReady, Unavailable
+from relibra.errors import InvalidInput, LimitExceeded, NotFound, Unavailable
 from relibra.planner.limits.admission import Admission
 from relibra.planner.metrics import Metrics
 from relibra.planner.plan_notifier import ShuttingDown
@@ -36,8 +36,14 @@ def channel(shared_planner: Service) -> Iterator[grpc.Channel]:
         yield channel
 
 
-def good(ordinal: int, job_id: str, name: str = "seq", step: int = 1) -> Request:
-    return encode_sequence(ordinal, job_id, step, name, 10, COUNTS_LE)
+@pytest.fixture
+def epoch(client: PlannerClient, job_id: str) -> int:
+    """The attempt of the job."""
+    return client.join_attempt(job_id)
+
+
+def good(ordinal: int, job_id: str, name: str = "seq", step: int = 1, epoch: int = 0) -> Request:
+    return encode_sequence(ordinal, job_id, step, name, 10, COUNTS_LE, epoch=epoch)
 
 
 def bad(ordinal: int, job_id: str, **change: object) -> Request:
@@ -50,10 +56,12 @@ def bad(ordinal: int, job_id: str, **change: object) -> Request:
     return request
 
 
-def answers(channel: grpc.Channel, requests: list[Request]) -> dict[int, tuple[str, str]]:
-    """Send all requests; return the refusals when all are answered."""
+def answers(channel: grpc.Channel, requests: list[Request], epoch: int) -> dict[int, tuple[str, str]]:
+    """Send all requests for an attempt; return the refusals when all are answered."""
     refused: dict[int, tuple[str, str]] = {}
     answered_through = 0
+    for request in requests:
+        request.epoch = epoch
     stream = open_stream(channel, iter(requests))
     first = next(stream)
     assert (first.answered_through, first.credit_through) == (0, CREDIT_SEQUENCES)
@@ -67,7 +75,7 @@ def answers(channel: grpc.Channel, requests: list[Request]) -> dict[int, tuple[s
 
 
 def test_bad_sequences_are_refused_by_name_and_the_stream_goes_on(
-    channel: grpc.Channel, client: PlannerClient, job_id: str
+    channel: grpc.Channel, epoch: int, client: PlannerClient, job_id: str
 ) -> None:
     wrong_sum = COUNTS_LE.copy()
     wrong_sum[2, 0] += 1
@@ -86,6 +94,7 @@ def test_bad_sequences_are_refused_by_name_and_the_stream_goes_on(
             bad(10, job_id, first_policy_version=4, last_policy_version=3),
             good(11, job_id, "last"),
         ],
+        epoch,
     )
     assert {ordinal: error for ordinal, (error, _) in refused.items()} == {
         2: "UnknownJob",
@@ -113,16 +122,18 @@ def test_bad_sequences_are_refused_by_name_and_the_stream_goes_on(
     client.submit_schedule(job_id, 1, ["first", "last"], Schedule.round_robin(2, 1, CLUSTER))
 
 
-def test_the_same_content_is_acknowledged_again_and_other_content_refused(channel: grpc.Channel, job_id: str) -> None:
+def test_the_same_content_is_acknowledged_again_and_other_content_refused(
+    channel: grpc.Channel, epoch: int, job_id: str
+) -> None:
     other = encode_sequence(3, job_id, 1, "seq", 9, count(routed_experts(1, 9)))
-    refused = answers(channel, [good(1, job_id), good(2, job_id), other, good(4, job_id)])
+    refused = answers(channel, [good(1, job_id), good(2, job_id), other, good(4, job_id)], epoch)
     assert list(refused) == [3]
     assert refused[3][0] == "Conflict"
-    assert answers(channel, [good(1, job_id)]) == {}
+    assert answers(channel, [good(1, job_id)], epoch) == {}
     wide = encode_sequence(1, job_id, 1, "seq", 10, COUNTS_LE.astype(np.uint32))
     narrow = encode_sequence(2, job_id, 1, "seq", 10, COUNTS_LE.astype(np.min_scalar_type(COUNTS_LE.max())))
     assert wide.counts.dtype != narrow.counts.dtype
-    assert answers(channel, [wide, narrow]) == {}
+    assert answers(channel, [wide, narrow], epoch) == {}
 
 
 @pytest.mark.parametrize(
@@ -138,7 +149,7 @@ def test_S7_a_job_beyond_its_quota_waits_on_every_new_stream_whatever_it_sends(
         yield request_
 
     async def scenario() -> None:
-        await store.register_job("job", MODEL, CLUSTER, PARAMS)
+        request_.epoch = (await store.register_job("job", MODEL, CLUSTER, PARAMS)).epoch
         answers = aiter(service.ReportRouting(requests(), SimpleNamespace(invocation_metadata=tuple)))
         assert (await anext(answers)).answered_through == 0
         answer = asyncio.ensure_future(anext(answers))
@@ -154,24 +165,28 @@ def test_S7_a_job_beyond_its_quota_waits_on_every_new_stream_whatever_it_sends(
     run(scenario())
 
 
-def test_nothing_of_a_refused_sequence_is_kept(channel: grpc.Channel, client: PlannerClient, job_id: str) -> None:
-    assert list(answers(channel, [bad(1, job_id, num_rows=11), good(2, job_id)])) == [1]
+def test_nothing_of_a_refused_sequence_is_kept(
+    channel: grpc.Channel, epoch: int, client: PlannerClient, job_id: str
+) -> None:
+    assert list(answers(channel, [bad(1, job_id, num_rows=11), good(2, job_id)], epoch)) == [1]
     with pytest.raises(NotFound, match=r"1 of 2 .* 'bad-1'"):
         client.submit_schedule(job_id, 1, ["bad-1", "seq"], Schedule.round_robin(2, 1, CLUSTER))
 
 
-def test_ordinals_that_skip_end_the_stream(channel: grpc.Channel, job_id: str) -> None:
+def test_ordinals_that_skip_end_the_stream(channel: grpc.Channel, epoch: int, job_id: str) -> None:
     with pytest.raises(grpc.RpcError) as caught:
-        answers(channel, [good(1, job_id), good(3, job_id)])
+        answers(channel, [good(1, job_id), good(3, job_id)], epoch)
     raised = from_rpc_error(caught.value)
     assert isinstance(raised, InvalidInput)
     assert "ordinal: expected 2, got 3" in str(raised)
 
 
-def test_late_sequences_are_refused_by_name(channel: grpc.Channel, client: PlannerClient, job_id: str) -> None:
-    assert answers(channel, [good(1, job_id)]) == {}
+def test_late_sequences_are_refused_by_name(
+    channel: grpc.Channel, epoch: int, client: PlannerClient, job_id: str
+) -> None:
+    assert answers(channel, [good(1, job_id)], epoch) == {}
     client.submit_schedule(job_id, 1, ["seq"], Schedule.round_robin(1, 1, CLUSTER))
-    refused = answers(channel, [good(1, job_id), good(2, job_id, "late"), good(3, job_id, "next", step=2)])
+    refused = answers(channel, [good(1, job_id), good(2, job_id, "late"), good(3, job_id, "next", step=2)], epoch)
     assert list(refused) == [2]
     assert refused[2] == (
         "Conflict",
@@ -185,8 +200,7 @@ def test_S6_a_batch_of_refused_sequences_reads_the_attempts_of_its_job_a_few_tim
 ) -> None:
     service = RoutingService(store, Admission(PlannerSettings.load(redis_url="unix:///unused")), Metrics())
     first, second = (
-        run(store.register_job("job", MODEL, CLUSTER, PARAMS, launch=Launch(token=token), silence_s=0))
-        for token in ("one", "two")
+        run(store.register_job("job", MODEL, CLUSTER, PARAMS, launch=Launch(token=token))) for token in ("one", "two")
     )
     num_reads = 0
     list_attempts = store.list_attempts
@@ -198,36 +212,29 @@ def test_S6_a_batch_of_refused_sequences_reads_the_attempts_of_its_job_a_few_tim
 
     monkeypatch.setattr(store, "list_attempts", counted)
 
-    def named(ordinal: int, epoch: int, token: str) -> Request:
-        return encode_sequence(ordinal, "job", 1, f"seq-{ordinal}", 10, COUNTS_LE, epoch=epoch, token=token)
+    def named(ordinal: int, epoch: int) -> Request:
+        return encode_sequence(ordinal, "job", 1, f"seq-{ordinal}", 10, COUNTS_LE, epoch=epoch)
 
-    stale = [named(ordinal, first.epoch, "") for ordinal in range(1, 65)]
-    stale += [named(ordinal, 0, "one") for ordinal in range(65, 129)]
-    batch = [*stale, named(129, second.epoch, ""), named(130, 0, "two")]
+    batch = [*(named(ordinal, first.epoch) for ordinal in range(1, 129)), named(129, second.epoch)]
     refused = run(service._keep(batch, {"job": second}))
     assert [(each.ordinal, each.error) for each in refused] == [(ordinal, "StaleEpoch") for ordinal in range(1, 129)]
     assert all("attempt 1 of job 'job' is over" in each.message for each in refused)
-    assert num_reads <= 3
-    with pytest.raises(NotReady, match="has not registered job 'job' yet"):
-        run(service._keep([named(1, 0, "three")], {"job": second}))
+    assert num_reads == 1
 
 
-def test_S7_sequences_of_a_trainer_that_registers_later_wait_in_their_stream(store: Store, run: Loop) -> None:
-    """A refusal would make each of its workers send all that it has again, every second."""
-    service = RoutingService(store, Admission(PlannerSettings.load(redis_url="unix:///unused")), Metrics())
-
-    async def scenario() -> None:
-        batch = [encode_sequence(1, "job", 1, "seq", 10, COUNTS_LE, token="later")]
-        waiting = asyncio.create_task(service._wait_for_trainer(batch))
-        async with asyncio.timeout(120):
-            while not len(service._begun):
-                await store.ping()
-        assert not waiting.done()
-        await store.register_job("job", MODEL, CLUSTER, PARAMS, launch=Launch(token="later"), silence_s=0)
-        await waiting
-        assert await service._keep(batch, await store.get_jobs(["job"])) == []
-
-    run(scenario())
+def test_S4_a_sequence_that_names_no_attempt_is_refused_and_does_not_keep_the_right_one_out(
+    channel: grpc.Channel, client: PlannerClient, job_id: str
+) -> None:
+    """A worker that an older launch left over would otherwise report first, and the right counts be in conflict."""
+    left_over = encode_sequence(1, job_id, 1, "seq", 10, COUNTS_LE, epoch=0)
+    (refusal,) = [refusal for answer in open_stream(channel, iter([left_over])) for refusal in answer.refused]
+    assert refusal.error == "InvalidInput"
+    assert refusal.message.startswith("epoch: expected the attempt of the caller")
+    other_LE = count(routed_experts(7, 10))
+    right = encode_sequence(1, job_id, 1, "seq", 10, other_LE, epoch=client.join_attempt(job_id))
+    answers = list(open_stream(channel, iter([right])))
+    assert answers[-1].answered_through == 1
+    assert not any(answer.refused for answer in answers)
 
 
 def test_sequences_are_not_refused_because_redis_is_away_for_a_moment(
@@ -240,15 +247,16 @@ def test_sequences_are_not_refused_because_redis_is_away_for_a_moment(
         raise Unavailable("Redis is away")
 
     monkeypatch.setattr(store, "list_attempts", away)
-    for epoch, token in ((job.epoch - 1, ""), (0, "other")):
-        request = encode_sequence(1, "job", 1, "seq", 10, COUNTS_LE, epoch=epoch, token=token)
-        with pytest.raises(Unavailable):
-            run(service._keep([request], {"job": job}))
+    request = encode_sequence(1, "job", 1, "seq", 10, COUNTS_LE, epoch=job.epoch - 1)
+    with pytest.raises(Unavailable):
+        run(service._keep([request], {"job": job}))
 
 
-def test_S7_a_sender_that_ignores_its_credit_is_held_back_or_cut_off(channel: grpc.Channel, job_id: str) -> None:
+def test_S7_a_sender_that_ignores_its_credit_is_held_back_or_cut_off(
+    channel: grpc.Channel, epoch: int, job_id: str
+) -> None:
     num_requests = 20 * CREDIT_SEQUENCES
-    call = open_stream(channel, (good(ordinal, job_id) for ordinal in range(1, num_requests + 1)))
+    call = open_stream(channel, (good(ordinal, job_id, epoch=epoch) for ordinal in range(1, num_requests + 1)))
     answered, cut_off = 0, None
     try:
         for response in call:

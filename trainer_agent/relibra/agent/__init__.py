@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from relibra.agent.plans.outcome import StepOutcome
     from relibra.agent.plans.plan_source import PlanAnswer, PlanSource
     from relibra.agent.plans.session import Session
-    from relibra.agent.plans.trainer_group import shared_attempt
+    from relibra.agent.plans.shared_attempt import shared_attempt
     from relibra.planning import Phase
 
 __all__ = [
@@ -44,7 +44,7 @@ _HOMES = {
     "Session": "relibra.agent.plans.session",
     "StepOutcome": "relibra.agent.plans.outcome",
     "attach": "relibra.agent.attachment",
-    "shared_attempt": "relibra.agent.plans.trainer_group",
+    "shared_attempt": "relibra.agent.plans.shared_attempt",
 }
 """The module of each public name."""
 

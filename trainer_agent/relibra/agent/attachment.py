@@ -35,9 +35,10 @@ from relibra.agent.placement import Placement
 from relibra.agent.plans.agreement import together
 from relibra.agent.plans.plan_source import PlanSource
 from relibra.agent.plans.session import Session
-from relibra.agent.plans.trainer_group import RankLaunch, TrainerGroup
+from relibra.agent.plans.shared_attempt import agree_on_token, own_token
 from relibra.agent.refusals import replay_obstacle
 from relibra.errors import InvalidInput, RelibraError
+from relibra.wire.launch import process_name
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ def attach(
         member = Member(tuple(ep_ranks), tuple(edp_ranks), tuple(layer.layer_number for layer in layers), etp_rank)
     except Exception as error:  # any error: the other ranks must learn of it and not wait for this rank
         refusal = error
-    members, trainers = _exchange(member, config, refusal)
+    members, token = _exchange(member, config, refusal)
     topology = Topology.of(members, config)
     groups = Groups.create(topology, config)
     with ExitStack() as hooks:
@@ -117,7 +118,7 @@ def attach(
         timed, host_copy = connect(config, groups, experts, device)
         is_fused = any(layer.config.gradient_accumulation_fusion for layer, _ in found)
         gathered = {index: megatron.gathering(chunk, layer.experts) for index, (layer, chunk) in by_index.items()}
-        source = plans or Session(config, groups.seat.ep_rank, trainers)
+        source = plans or Session(config, groups.seat.ep_rank, token)
         attached: list[Agent] = []
 
         def hook_in() -> None:
@@ -192,26 +193,24 @@ def attach(
             raise RelibraError(failure)
         (agent,) = attached
         agent.hook(hooks.pop_all().close)
-    if isinstance(source, Session):
-        source.join()
     return agent
 
 
-def _exchange(member: Member, config: AgentConfig, refusal: Exception | None) -> tuple[list[Member], TrainerGroup]:
-    """Collective over all ranks: return every rank's member and the group of all, unless a rank refuses or differs."""
+def _exchange(member: Member, config: AgentConfig, refusal: Exception | None) -> tuple[list[Member], str]:
+    """Collective over all ranks: return all members and the token of the launch, unless a rank refuses or differs."""
     # Other ranks may be unable to unpickle an error that is not relibra's own.
     is_own = refusal is None or isinstance(refusal, RelibraError)
     refused = refusal if is_own else RelibraError(f"{type(refusal).__name__}: {refusal}")
-    mine = member, config, refused, RankLaunch.of_this_process(config.attempt)
+    mine = member, config, refused, own_token(config.attempt), process_name()
     told: list[Any] = [mine] * dist.get_world_size()
     dist.all_gather_object(told, mine)
     if refusal is not None:
         raise refusal
-    for rank, (_, _, of_other, _) in enumerate(told):
+    for rank, (_, _, of_other, *_) in enumerate(told):
         if of_other is not None:
             raise type(of_other)(f"{of_other} (on rank {rank})")
     first = told[0][1]
-    for rank, (_, other, _, _) in enumerate(told):
+    for rank, (_, other, *_) in enumerate(told):
         for field in (
             "job_id",
             "model",
@@ -226,5 +225,5 @@ def _exchange(member: Member, config: AgentConfig, refusal: Exception | None) ->
                 raise InvalidInput.of(
                     field, expected=f"{expected} on all ranks, as on rank 0", got=f"{got} on rank {rank}"
                 )
-    trainers = TrainerGroup.of([launch for _, _, _, launch in told], dist.get_rank())
-    return [each for each, _, _, _ in told], trainers
+    token = agree_on_token([token for *_, token, _ in told], name_of_first=told[0][-1])
+    return [each for each, *_ in told], token

@@ -97,7 +97,7 @@ class Job:
         if self._balanced:
             on_stage("plan")
             self._ask_rollout("report", step, batch)
-            with PlannerClient(self._registration.planner_address) as planner:
+            with PlannerClient(self._registration.planner_address, attempt=self._registration.attempt) as planner:
                 planner.submit_schedule(self._registration.job_id, step, sequence_ids(len(batch.tokens)), schedule)
 
         on_stage("train")
@@ -123,5 +123,5 @@ class Job:
 
 def register(registration: Registration) -> None:
     """Register the job with the planner."""
-    with PlannerClient(registration.planner_address) as planner:
+    with PlannerClient(registration.planner_address, attempt=registration.attempt) as planner:
         planner.register_job(registration.job_id, MODEL, CLUSTER)

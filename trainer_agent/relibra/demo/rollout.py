@@ -23,7 +23,12 @@ def main(pipe: Connection, seed: int, rendezvous: Path, registration: Registrati
     """
     gpt.start(rendezvous, rank=0, world_size=1, seed=seed)
     model = gpt.build().eval()
-    with RolloutReporter(*registration, num_experts=MODEL.num_experts) as reporter:
+    with RolloutReporter(
+        registration.planner_address,
+        registration.job_id,
+        num_experts=MODEL.num_experts,
+        attempt=registration.attempt,
+    ) as reporter:
         while True:
             try:
                 command, *arguments = pipe.recv()

@@ -27,7 +27,8 @@ LEARNING_RATE = 3e-3
 
 
 class Registration(NamedTuple):
-    """The planner that a job is registered with, and the job's name there."""
+    """The planner that a job is registered with, the job's name there, and the token that its processes share."""
 
     planner_address: str
-    job_id: str = "demo"
+    job_id: str
+    attempt: str

@@ -75,6 +75,7 @@ class Trainer:
             config = AgentConfig(
                 planner_address=registration.planner_address,
                 job_id=registration.job_id,
+                attempt=registration.attempt,
                 model=MODEL,
                 cluster=CLUSTER,
                 # A busy machine may take its time: without its plan a step could not be compared.

@@ -20,8 +20,6 @@ from relibra.wire.client import PlannerClient
 
 _AGAIN_S = 60.0
 """How long a job that is not registered trains on before it asks for the planner again."""
-_TAKEOVER_TIMEOUT_S = 60.0
-"""How long a job that starts waits for an earlier launch of the same name to fall silent."""
 _CALL_TIMEOUT_S = 10.0
 
 
@@ -89,7 +87,7 @@ class PlannedPasses:
 
     def register(self) -> None:
         """Collective over all ranks: register the job, or note that the planner is away."""
-        self._ask(_TAKEOVER_TIMEOUT_S)
+        self._ask()
         self._share()
 
     def plan(self, pass_index: int, batch: Callable[[], RankBatch]) -> bool:
@@ -203,15 +201,13 @@ class PlannedPasses:
             self.is_registered = False
             self._asked_s = time.monotonic()
 
-    def _ask(self, takeover_timeout_s: float) -> None:
+    def _ask(self) -> None:
         """Register the job, on rank 0."""
         self._asked_s = time.monotonic()
         if not self._is_first:
             return
         try:
-            self._planner.register_job(
-                self.settings.job, self._model, self.cluster, self._params, takeover_timeout_s=takeover_timeout_s
-            )
+            self._planner.register_job(self.settings.job, self._model, self.cluster, self._params)
         except RelibraError as error:
             self._unplanned.met(
                 type(error).__name__,
@@ -227,7 +223,7 @@ class PlannedPasses:
         """Collective over all ranks: return whether the job is registered, and register it again when that is due."""
         if not self.is_registered:
             if time.monotonic() - self._asked_s >= _AGAIN_S:
-                self._ask(takeover_timeout_s=0.0)  # training waits for the call, so the call waits for no other launch
+                self._ask()
             self._share()
         return self.is_registered
 

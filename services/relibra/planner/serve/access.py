@@ -9,7 +9,7 @@ from relibra.store import ALL_JOBS, Role, Store
 from relibra.store.identity import Identities
 
 _MAY_CALL: Mapping[Role, frozenset[str]] = {
-    Role.ROLLOUT: frozenset({"ReportRouting"}),
+    Role.ROLLOUT: frozenset({"JoinAttempt", "ReportRouting"}),
     Role.TRAINER: frozenset(
         {
             "RegisterJob",

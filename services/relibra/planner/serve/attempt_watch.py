@@ -2,64 +2,76 @@
 
 import time
 
-from relibra.errors import NotReady
-from relibra.planning.launch import Launch
-from relibra.store import JobRecord, Store
-from relibra.wire.messages import check_launch_text
+from relibra.errors import InvalidInput, RolledBack, StaleEpoch
+from relibra.store import JobRecord, Refused, Store
 
 SEEN_INTERVAL_S = 1.0
-"""How often this planner notes in the store that an attempt is alive."""
+"""How often this planner notes in the store that an attempt is alive, or that one that is over still calls."""
 _MAX_SEEN = 1024
 
 
 class AttemptWatch:
-    """Reads the job of a call, refuses calls of attempts that are over, and notes who is alive.
+    """Reads the job of a trainer's call, refuses calls of attempts that are over, and notes who is alive.
 
-    Only calls of a trainer that name their attempt show that the attempt is alive. Rollout workers often outlive the
-    trainer, and a process that does not name its attempt may belong to a launch that waits for its turn.
+    Rollout workers often outlive the trainer, so their calls do not show that the attempt is alive.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._seen_at: dict[tuple[str, bool], tuple[int, float]] = {}
+        self._noted_at: dict[tuple[str, int], float] = {}
 
-    async def job(
-        self, job_id: str, epoch: int, token: str = "", *, is_driver: bool = False, is_trainer: bool = True
-    ) -> JobRecord:
+    async def job(self, job_id: str, epoch: int) -> JobRecord:
         """Return the job of a call.
 
         Args:
             job_id: the job.
-            epoch: the attempt that the caller belongs to; 0 if it did not say, which means the current attempt.
-            token: the token of the caller's launch, for a caller that does not know the epoch; empty without one.
-            is_driver: whether only the process that registered the job makes this call.
-            is_trainer: whether only trainers make this call; the call of a viewer shows nothing about the attempt.
+            epoch: the attempt that the caller belongs to.
 
         Raises:
+            InvalidInput: the call names no attempt.
             UnknownJob: the job was never registered.
             StaleEpoch: the caller's attempt is over.
-            NotReady: the trainer with that token has not registered yet.
         """
         job = await self._store.get_job(job_id)
-        if token and not epoch:
-            token_hash = Launch(token=check_launch_text("token", token)).token_hash
-            if not await self._store.has_begun(job, token_hash):
-                raise NotReady(f"the trainer of this process has not registered job {job_id!r} yet")
-            epoch = job.epoch
-        if epoch:
-            if epoch != job.epoch:
-                raise await self._store.over(job_id, epoch)
-            if is_trainer:
-                await self.see(job_id, epoch, is_driver=is_driver)
+        check_epoch(epoch)
+        if epoch != job.epoch:
+            error = await self._store.over(job_id, epoch)
+            await self.note_older(job_id, epoch, error)
+            raise error
+        await self.see(job_id, epoch)
         return job
 
-    async def see(self, job_id: str, epoch: int, *, is_driver: bool = False) -> None:
+    async def see(self, job_id: str, epoch: int) -> None:
         """Note that an attempt is alive, unless this planner noted it less than `SEEN_INTERVAL_S` ago."""
+        if self._is_due(job_id, epoch):
+            await self._store.see(job_id, epoch)
+
+    async def note_older(self, job_id: str, epoch: int, error: StaleEpoch) -> None:
+        """Keep for the page of the job that a launch still calls whose attempt is over."""
+        if not isinstance(error, RolledBack) and self._is_due(job_id, epoch):
+            for job in (await self._store.get_jobs([job_id])).values():
+                await self._store.note_refusal(
+                    job, Refused.LAUNCH, 0, StaleEpoch(f"an older launch still calls: {error}")
+                )
+
+    def _is_due(self, job_id: str, epoch: int) -> bool:
         now = time.monotonic()
-        seen_epoch, seen_at = self._seen_at.get((job_id, is_driver), (0, 0.0))
-        if seen_epoch == epoch and now - seen_at < SEEN_INTERVAL_S:
-            return
-        if len(self._seen_at) >= _MAX_SEEN:
-            self._seen_at = {each: seen for each, seen in self._seen_at.items() if now - seen[1] < SEEN_INTERVAL_S}
-        self._seen_at[job_id, is_driver] = epoch, now
-        await self._store.see(job_id, epoch, is_driver=is_driver)
+        if now - self._noted_at.get((job_id, epoch), -SEEN_INTERVAL_S) < SEEN_INTERVAL_S:
+            return False
+        if len(self._noted_at) >= _MAX_SEEN:
+            self._noted_at = {key: at for key, at in self._noted_at.items() if now - at < SEEN_INTERVAL_S}
+        self._noted_at[job_id, epoch] = now
+        return True
+
+
+def check_epoch(epoch: int) -> int:
+    """Return the attempt that a call names, or refuse a call that names none.
+
+    Raises:
+        InvalidInput: it names none.
+    """
+    if not epoch:
+        raise InvalidInput.of(
+            "epoch", expected="the attempt of the caller, as RegisterJob or JoinAttempt returns it", got="none"
+        )
+    return epoch

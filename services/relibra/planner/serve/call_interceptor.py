@@ -30,7 +30,7 @@ from relibra.planner.serve.access import Access, Caller
 from relibra.store import ALL_JOBS
 from relibra.wire.channel import METHODS_IN_PARTS
 from relibra.wire.job_id import check_job_id
-from relibra.wire.routing import idle_job_id
+from relibra.wire.routing import attempt_of_stream
 from relibra.wire.status import to_status
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 stack.enter_context(self._admission.call(account))
                 stack.enter_context(self._metrics.open_calls.track_inprogress())
                 if handler.stream_stream:
-                    if named := idle_job_id(context.invocation_metadata()):
+                    if named := attempt_of_stream(context.invocation_metadata())[0]:
                         caller.check(method, check_job_id(named))
                     stream = stack.enter_context(self._admission.streams.open(account))
                     call.is_open_stream = True

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
@@ -46,12 +45,6 @@ class Health:
         self._servicer = _VersionedServicer()
         self._is_ready: bool | None = None
         self._fault = ""
-        self._answers_since: float | None = None
-
-    @property
-    def answered_for_s(self) -> float:
-        """How long Redis has answered without a break; 0 while it does not."""
-        return 0.0 if self._answers_since is None else time.monotonic() - self._answers_since
 
     def serve_on(self, server: grpc.aio.Server) -> None:
         """Answer the health checks that reach `server`."""
@@ -83,10 +76,6 @@ class Health:
     async def look(self) -> None:
         """Ask Redis once, look at the solver, and set the status."""
         reason = await self._ask_redis()
-        if reason:
-            self._answers_since = None
-        elif self._answers_since is None:
-            self._answers_since = time.monotonic()
         waits_for = WaitsFor.REDIS if reason else WaitsFor.SOLVER
         reason = reason or self._obstacle()
         self._servicer.waits_for = waits_for if reason else None

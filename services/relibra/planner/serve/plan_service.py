@@ -14,7 +14,7 @@ from relibra.planner.limits.admission import MAX_FETCH_WAIT_S, Admission
 from relibra.planner.limits.refusal_log import RefusalLog
 from relibra.planner.loop.planning_loop import PlanningLoop
 from relibra.planner.plan_notifier import PlanNotifier, wait_until_set
-from relibra.planner.serve.attempt_watch import AttemptWatch
+from relibra.planner.serve.attempt_watch import AttemptWatch, check_epoch
 from relibra.planner.serve.pack_calls import check_schedule, pack_task
 from relibra.planner.serve.plan_cache import PlanCache
 from relibra.planner.serve.step_watch import LOOK_INTERVAL_S, StepWatch
@@ -57,7 +57,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         self, request: plan_pb2.SubmitScheduleRequest, context: Any
     ) -> plan_pb2.SubmitScheduleResponse:
         """Keep the schedule of a step. Its sequences must have been reported unless the plan is made without them."""
-        job = await self._attempts.job(check_job_id(request.job_id), request.epoch, is_driver=True)
+        job = await self._attempts.job(check_job_id(request.job_id), request.epoch)
         step = self._admission.check_step(request.step)
         try:
             await self._keep_schedule(job, step, request)
@@ -95,7 +95,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
 
     async def Pack(self, request: plan_pb2.PackRequest, context: Any) -> plan_pb2.PackResponse:
         """Return a schedule that is no worse than the caller's own, for reported sequences; keep how that ended."""
-        job = await self._attempts.job(check_job_id(request.job_id), request.epoch, is_driver=True)
+        job = await self._attempts.job(check_job_id(request.job_id), request.epoch)
         step = self._admission.check_step(request.step)
         began_s = time.monotonic()
         try:
@@ -126,15 +126,14 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
     async def FetchPlan(self, request: plan_pb2.FetchPlanRequest, context: Any) -> plan_pb2.FetchPlanResponse:
         """Return one rank's part of the plan of a step, as soon as the plan is published."""
         job_id, step, rank = check_job_id(request.job_id), self._admission.check_step(request.step), request.ep_rank
-        # Agents name their attempt. For other callers this looks up which attempt is the current one.
-        epoch = request.epoch or (await self._attempts.job(job_id, 0, request.token)).epoch
+        epoch = check_epoch(request.epoch)
         plan = await self._cache.get(job_id, epoch, step)
         if plan is None:
-            job = await self._attempts.job(job_id, request.epoch, request.token)
+            job = await self._attempts.job(job_id, epoch)
             _check_rank(rank, job.cluster.num_ranks)
             await self._wait_for_plan(job, step, min(request.wait_ms / 1000, MAX_FETCH_WAIT_S))
-            plan = await self._cache.get(job_id, job.epoch, step)
-        elif request.epoch:
+            plan = await self._cache.get(job_id, epoch, step)
+        else:
             await self._attempts.see(job_id, epoch)
         if plan is None:
             raise NotReady(f"step {step} no longer has a plan: its job was re-created, or newer steps replaced it")
@@ -148,8 +147,8 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
 
         A damaged plan is passed over, and the log says so: the next plans must come all the same.
         """
-        # Viewers watch too, and must not keep the attempt of a dead trainer alive.
-        first = await self._attempts.job(check_job_id(request.job_id), request.epoch, is_trainer=False)
+        # Viewers watch too, so this call does not show that the attempt is alive.
+        first = await self._store.get_job(check_job_id(request.job_id))
         job_id, epoch = first.job_id, first.epoch
         version = max(0, await self._store.newest_version(first) - 1)  # so that the newest plan comes first
         seen = (0, 0)

@@ -1,7 +1,6 @@
 """The gRPC service that takes the counts of finished sequences and acknowledges them once they are durable."""
 
 import asyncio
-import functools
 import logging
 import time
 from collections import Counter
@@ -11,7 +10,6 @@ from typing import Any
 from relibra.errors import (
     InvalidInput,
     LimitExceeded,
-    NotReady,
     RelibraError,
     StaleEpoch,
     Unavailable,
@@ -22,20 +20,18 @@ from relibra.planner.limits.admission import MAX_REFUSAL_LENGTH, Admission
 from relibra.planner.limits.refusal_log import RefusalLog
 from relibra.planner.metrics import Metrics
 from relibra.planner.plan_notifier import ShuttingDown, wait_until_set
+from relibra.planner.serve.attempt_watch import check_epoch
 from relibra.planner.serve.read_ahead import ReadAhead
-from relibra.planning.launch import Launch
-from relibra.store import JobRecord, Refused, SequenceCounts, Store
+from relibra.store import Attempt, JobRecord, Refused, SequenceCounts, Store
 from relibra.store.single_flight import SingleFlight
 from relibra.v1 import routing_pb2, routing_pb2_grpc
-from relibra.wire.messages import MAX_LAUNCH_TEXT_SIZE_BYTES, check_launch_text
-from relibra.wire.routing import decode_counts, decode_policies, idle_job_id
+from relibra.wire.routing import attempt_of_stream, decode_counts, decode_policies
 
 logger = logging.getLogger(__name__)
 
 _READ_AHEAD_SIZE_BYTES = 2 << 20
 _LOOK_INTERVAL_S = 1.0
 """How long a new attempt may go unnoticed by an idle stream."""
-_TRAINER_WAIT_S = 10.0
 _MAX_JOBS = 1024
 CREDIT_SEQUENCES = 512
 """How far a sender may be ahead of the answers: enough to keep Redis busy for a round trip, few to send again."""
@@ -51,8 +47,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         self._refusals = RefusalLog(logger)
         self._streams: set[ReadAhead[routing_pb2.ReportRoutingRequest]] = set()
         self._draining = asyncio.Event()
-        self._jobs: SingleFlight[JobRecord | None] = SingleFlight(_MAX_JOBS, fresh_s=_LOOK_INTERVAL_S)
-        self._begun: SingleFlight[bool] = SingleFlight(_MAX_JOBS, fresh_s=_LOOK_INTERVAL_S)
+        self._attempts: SingleFlight[list[Attempt]] = SingleFlight(_MAX_JOBS, fresh_s=_LOOK_INTERVAL_S)
 
     def drain(self) -> None:
         """Answer the requests that have arrived, then end all streams; their senders turn to another planner."""
@@ -70,8 +65,8 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         if self._draining.is_set():
             stream.end()
         answered_through, named = 0, 0
-        # The job and the token of the newest request.
-        job_id, token = idle_job_id(context.invocation_metadata()), ""
+        # Those of the newest request, or before it those for which the stream was opened.
+        job_id, epoch = attempt_of_stream(context.invocation_metadata())
         taking = asyncio.ensure_future(stream.take())
         try:
             with self._metrics.streams.track_inprogress():
@@ -79,13 +74,13 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
                 while True:
                     await asyncio.wait({taking}, timeout=_LOOK_INTERVAL_S)
                     if not taking.done():
-                        if (epoch := await self._epoch_after(job_id, token)) > named:
-                            # A worker that outlives its trainer learns of the next attempt before it reports for it.
-                            named = epoch
+                        if (later := await self._epoch_after(job_id, epoch)) > named:
+                            # A worker learns that its launch goes on in another attempt before it reports for it.
+                            named = later
                             yield routing_pb2.ReportRoutingResponse(
                                 answered_through=answered_through,
                                 credit_through=answered_through + CREDIT_SEQUENCES,
-                                epoch=epoch,
+                                epoch=named,
                             )
                         continue
                     if not (batch := taking.result()):
@@ -95,15 +90,11 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
                         # Before the batch is kept, so that a sender that opens a stream for every batch waits too.
                         # Further requests stay in the stream, whose flow control stops the sender.
                         await wait_until_set(self._draining, pause_s)
-                    await self._wait_for_trainer(batch)
                     jobs = await self._store.get_jobs({request.job_id for request in batch})
                     refused = await self._keep(batch, jobs)
                     answered_through += len(batch)
-                    job_id, token = batch[-1].job_id, batch[-1].token
-                    named = await self._epoch_after(job_id, token)
-                    if not token and job_id in jobs:
-                        # A newer attempt may have begun since this epoch was looked up.
-                        named = max(named, jobs[job_id].epoch)
+                    job_id, epoch = batch[-1].job_id, batch[-1].epoch
+                    named = await self._epoch_after(job_id, epoch)
                     yield routing_pb2.ReportRoutingResponse(
                         answered_through=answered_through,
                         refused=refused,
@@ -119,49 +110,18 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
             reader.cancel()
             taking.cancel()
 
-    async def _epoch_after(self, job_id: str, token: str) -> int:
-        """Return the attempt to which the next report of a worker belongs, as of the last second; 0 if it is not known.
-
-        A worker that came with a token stays with the launch of that token, which may go back to an earlier step.
-        """
+    async def _epoch_after(self, job_id: str, epoch: int) -> int:
+        """Return the attempt with which the launch of `epoch` goes on, as of the last second; 0 if with none."""
         if not job_id:
             return 0
-
-        async def read() -> JobRecord | None:
-            return (await self._store.get_jobs([job_id])).get(job_id)
-
         try:
-            job = await self._jobs.get(job_id, read)
+            attempts = await self._attempts.get(job_id, lambda: self._store.list_attempts(job_id))
         except Unavailable:
             return 0  # which tells the worker nothing; it asks again with its next report
-        if job is None or (token and Launch(token=token).token_hash != job.token_hash):
-            return 0
-        return job.epoch
-
-    async def _wait_for_trainer(self, batch: list[routing_pb2.ReportRoutingRequest]) -> None:
-        """Wait until the trainer of the batch has registered, or for some seconds; meanwhile the stream is not read.
-
-        Otherwise each worker of a trainer that comes later would send its sequences again every second.
-        """
-        names = {
-            (each.job_id, each.token)
-            for each in batch
-            if not each.epoch and 0 < len(each.token) <= MAX_LAUNCH_TEXT_SIZE_BYTES
-        }
-        deadline = time.monotonic() + _TRAINER_WAIT_S
-        while names and not self._draining.is_set() and time.monotonic() < deadline:
-            if all([await self._begun.get(each, functools.partial(self._has_begun, *each)) for each in names]):
-                return
-            await wait_until_set(self._draining, _LOOK_INTERVAL_S)
-
-    async def _has_begun(self, job_id: str, token: str) -> bool:
-        """Return whether the launch with a token has begun, or whether a report with that token is refused."""
-        try:
-            token_hash = Launch(token=check_launch_text("token", token)).token_hash
-            job = (await self._store.get_jobs([job_id])).get(job_id)
-            return job is not None and await self._store.has_begun(job, token_hash)
-        except (InvalidInput, StaleEpoch):
-            return True
+        for attempt in attempts:
+            if attempt.epoch == epoch:
+                return attempts[0].epoch if attempt.token_hash == attempts[0].token_hash else 0
+        return 0
 
     def _pause_s(self, batch: list[routing_pb2.ReportRoutingRequest]) -> float:
         """Account for a batch, kept or refused; return how long it must wait."""
@@ -181,10 +141,10 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         sequences: list[SequenceCounts] = []
         errors: dict[tuple[str, int], RelibraError] = {}
         # A worker with a full buffer sends thousands of sequences of an attempt that is over, all with the same names.
-        attempt_errors: dict[tuple[str, int, str], RelibraError | None] = {}
+        attempt_errors: dict[tuple[str, int], RelibraError | None] = {}
         for request in batch:
             job = jobs.get(request.job_id)
-            attempt = (request.job_id, request.epoch, request.token)
+            attempt = (request.job_id, request.epoch)
             if attempt not in attempt_errors:
                 attempt_errors[attempt] = await self._attempt_error(request, job)
             if (stale := attempt_errors[attempt]) is not None:
@@ -222,26 +182,17 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
     async def _attempt_error(
         self, request: routing_pb2.ReportRoutingRequest, job: JobRecord | None
     ) -> RelibraError | None:
-        """Return why the attempt that a sequence names is refused; None if it is the current one, or none is named.
+        """Return why the attempt that a sequence names is refused; None if it is the current one.
 
         Raises:
-            NotReady: the attempt has not begun. Nothing of the batch is answered, so the sender sends all of it again.
             Unavailable: Redis did not answer, and the sender sends all of the batch again.
         """
-        if request.epoch or not request.token:
-            if job is None or request.epoch in (0, job.epoch):
-                return None
-            return await self._store.over(job.job_id, request.epoch)
+        if job is None or request.epoch == job.epoch:
+            return None
         try:
-            token_hash = Launch(token=check_launch_text("token", request.token)).token_hash
-            has_begun = job is not None and await self._store.has_begun(job, token_hash)
-        except (InvalidInput, StaleEpoch) as error:
+            return await self._store.over(job.job_id, check_epoch(request.epoch))
+        except InvalidInput as error:
             return error
-        if not has_begun:
-            raise NotReady(
-                f"the trainer of this reporter has not registered job {request.job_id!r} yet; its reports wait"
-            )
-        return None
 
     def _decode(self, request: routing_pb2.ReportRoutingRequest, job: JobRecord | None) -> SequenceCounts:
         if job is None:

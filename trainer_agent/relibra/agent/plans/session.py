@@ -8,7 +8,6 @@ import time
 from relibra.agent.config import AgentConfig
 from relibra.agent.plans.membership import Membership
 from relibra.agent.plans.plan_source import PlanAnswer
-from relibra.agent.plans.trainer_group import TrainerGroup
 from relibra.agent.plans.trouble import Trouble
 from relibra.agent.plans.waiting_reports import QueuedReport, WaitingReports
 from relibra.errors import RelibraError, RolledBack, TooManyCalls, Unavailable
@@ -37,17 +36,18 @@ class Session:
 
     The first call creates the thread and the channel, so a session may be built before a fork. The thread retries a
     fetch until it has the plan, another step is wanted, or the session closes. It does not retry after an error that
-    is final, or that nobody expects. Between calls the thread of the first rank keeps the attempt of the job alive.
+    is final, or that nobody expects.
 
     Args:
         config: the settings of the agent.
         ep_rank: the rank in its EP group.
-        group: the trainer ranks of this launch; by default this process alone.
+        token: the token of this launch; by default that of the settings or of this process.
     """
 
-    def __init__(self, config: AgentConfig, ep_rank: int, group: TrainerGroup | None = None) -> None:
+    def __init__(self, config: AgentConfig, ep_rank: int, token: str | None = None) -> None:
         self._config, self._ep_rank = config, ep_rank
-        self._membership = Membership(config.job_id, group or TrainerGroup.alone(config.attempt))
+        self._token = token or config.attempt
+        self._membership = Membership(config.job_id)
         self._changed = threading.Condition()
         self._wanted: int | None = None
         self._is_waited_for = False
@@ -69,11 +69,6 @@ class Session:
         self._unexpected = Trouble("planning works again, after %d unexpected errors")
         self._refused_plans = Trouble("the planner hands out plans again, after %d refusals")
         self._refused_reports = Trouble("the planner takes reports again, after refusing %d")
-
-    def join(self) -> None:
-        """Start to join the attempt of the job, and return at once."""
-        with self._changed:
-            self._wake()
 
     def prefetch(self, step: int) -> None:
         """Start to fetch the plan of `step`, instead of that of any other step."""
@@ -156,7 +151,7 @@ class Session:
         self._changed.notify_all()
 
     def _run(self) -> None:
-        self._client = PlannerClient(self._config.planner_address, timeout_s=_CALL_TIMEOUT_S)
+        self._client = PlannerClient(self._config.planner_address, timeout_s=_CALL_TIMEOUT_S, attempt=self._token)
         try:
             while self._serve(self._client):
                 pass
@@ -169,10 +164,7 @@ class Session:
     def _serve(self, client: PlannerClient) -> bool:
         """Wait for something to do, and do it; return False when closed."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._reports or self._wanted is not None or self._closing_until,
-                timeout=self._membership.due_in_s,
-            )
+            self._changed.wait_for(lambda: self._reports or self._wanted is not None or self._closing_until)
             if self._closing_until and (not self._reports or time.monotonic() > self._closing_until):
                 if self._reports:
                     log.warning("closed with %d reports not delivered", len(self._reports))
@@ -184,10 +176,8 @@ class Session:
                 self._membership.rejoin()
         self._is_crowded = False
         try:
-            self._renew_if_due(client)
             answered = self._fetch(client, step, num_rollbacks) if step is not None else True
             if queued is not None:
-                self._renew_if_due(client)  # a slow planner may have taken long over the fetch
                 answered = self._deliver(client, queued) and answered
             self._unexpected.over()
         except Exception as error:  # any error: a thread that ended would leave all later steps without plans
@@ -208,12 +198,7 @@ class Session:
             elif self._is_urgent():
                 self._changed.wait(timeout=_RETRY_S)
             else:
-                due_in_s = self._membership.due_in_s
-                self._changed.wait_for(self._is_urgent, timeout=_LOOK_S if due_in_s is None else min(due_in_s, _LOOK_S))
-
-    def _renew_if_due(self, client: PlannerClient) -> None:
-        if self._membership.due_in_s == 0.0:
-            self._membership.renew(client)
+                self._changed.wait_for(self._is_urgent, timeout=_LOOK_S)
 
     def _give_up(self, step: int | None, queued: QueuedReport | None, error: Exception) -> None:
         """Log an error that nobody expects, and drop what probably caused it: the step, or else the report."""
@@ -254,7 +239,7 @@ class Session:
             log.info("the report of step %d, %s, is not needed any more: %s", report.step, report.phase, error)
         except RelibraError as error:
             self._note_reached(error)
-            if error.retryable and not self._membership.is_hopeless:
+            if error.retryable:
                 return False
             if not self._membership.has_other_launch:  # which the log has already
                 self._refused_reports.met(
@@ -293,7 +278,7 @@ class Session:
         except RelibraError as error:
             self._note_reached(error)
             reason = str(error)
-            if not error.retryable or self._membership.is_hopeless:
+            if not error.retryable:
                 if not self._membership.has_other_launch:  # which the log has already
                     self._refused_plans.met(type(error).__name__, "no plan of step %d: %s", step, error)
                 fetched = PlanAnswer(None, reason, self._lack())
