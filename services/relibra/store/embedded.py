@@ -130,7 +130,7 @@ class EmbeddedRedis:
         return None if self._process is None else self._process.poll()
 
     def _protect_files(self) -> None:
-        """Take the files of an earlier version, which others could read, from the eyes of others."""
+        """Let nobody but the owner read the files, which an earlier start may have left readable for others."""
         self._log_path.touch(mode=0o600)
         # Redis before version 7 has its append-only file in the directory itself.
         for name in (self._log_path.name, "appendonlydir", "appendonly.aof", "redis.pid"):

@@ -28,7 +28,7 @@ CONNECTING = Concern(
 
 
 class Connection(NamedTuple):
-    """The ways of replicas to one rank."""
+    """How replicas travel to one rank and back."""
 
     transport: TimedTransport
     host_copy: HostCopy | None
