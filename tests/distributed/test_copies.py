@@ -2,170 +2,226 @@
 
 import pytest
 
-pytestmark = pytest.mark.distributed
+from harness.distributed.layout import EP2_EDP2, EP4
+from harness.distributed.on_ranks import IS_RANK, on_ranks
 
-LAYOUTS = ["copies_ep4", "copies_ep2_edp2"]
+if IS_RANK:
+    from unittest import mock
 
+    import torch
+    import torch.distributed as dist
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_S9_copies_put_back_after_reorders_have_every_expert_at_its_place(layout_run, layout):
-    for result in layout_run(layout).of("swapped"):
-        assert result["moved"] > 0
-        assert set(result["right"].values()) == {True}, result["right"]
-        assert result["train_again"] == "not refused"
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_S9_training_never_continues_on_restored_reference_weights(layout_run, layout):
-    for result in layout_run(layout).of("swapped"):
-        assert "written behind the agent's back" in result["not_trained_on"]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_S9_the_comparison_sees_experts_that_stay_by_place(layout_run, layout):
-    for result in layout_run(layout).of("swapped_by_place"):
-        assert not any(result["right"].values()), result["right"]
+    from harness.distributed import state
+    from harness.distributed.attached import M, attached, plans_of
+    from harness.distributed.backups import Backups, named_by_place, options_of, outputs, ready, train
+    from harness.distributed.networks import Trained
+    from harness.distributed.observed import TOLERANCE, equal, gathered, refusal, relative
+    from relibra.agent import Agent, Phase
+    from relibra.agent.homes.homes import Homes
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_S9_weights_written_behind_the_agents_back_are_neither_used_nor_exported(layout_run, layout):
-    for result in layout_run(layout).of("written_behind"):
-        for way, text in result["messages"].items():
-            assert "agent.copying()" in text, way
-            assert "agent.accept_weights()" in text, way
-        assert result["accepted"] == result["known"] == "not refused"
+@on_ranks(EP4, EP2_EDP2)
+def test_S9_copies_put_back_after_reorders_are_right_and_others_are_never_trained_on(cluster):
+    """Let reference weights pass through the modules between two reorders, and train on.
+
+    The weights of the step travel to the host under one placement, and return under another.
+    """
+    options = options_of(cluster)
+    plain, first = Trained(cluster, **options), Trained(cluster, **options)
+    balanced, agent, backups = ready(cluster, **options)
+    train(plain, 0)
+    with agent.copying() as snapshot:
+        backups.backup("actor")
+    assert agent.begin_step(1, Phase.RECOMPUTE).num_moved_experts > 0
+    with agent.restoring(agent.original_order):
+        backups.restore("reference")
+    assert equal(balanced.weights(), first.weights())
+    assert torch.equal(outputs(balanced, 1), outputs(first, 1))
+    assert "written behind the agent's back" in refusal(lambda: agent.begin_step(1, Phase.UPDATE))
+    with agent.restoring(snapshot):
+        backups.restore("actor")
+    assert equal(balanced.weights(), plain.weights())
+    agent.begin_step(1, Phase.UPDATE)
+    for trained in (plain, balanced):
+        trained.step(1, M, with_gradients=False)
+    agent.end_step()
+    assert equal(balanced.weights(), plain.weights())
+    assert equal(balanced.moments(), plain.moments())
+    agent.detach()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_S9_weights_that_the_agent_knows_raise_no_alarm(layout_run, layout):
-    for result in layout_run(layout).of("written_behind"):
-        assert result["untouched"] == result["same_again"] == "not refused"
-    for result in layout_run(layout).of("no_alarm"):
-        assert result["before"] == "not refused"
+@on_ranks(EP4, EP2_EDP2)
+def test_S9_the_comparison_sees_experts_that_stay_by_place(cluster):
+    first = Trained(cluster, **options_of(cluster))
+    balanced, agent, backups = ready(cluster, **options_of(cluster))
+    agent.begin_step(1, Phase.RECOMPUTE)
+    with mock.patch.object(Homes, "bring_here"), agent.restoring(agent.original_order):
+        backups.restore("reference")
+    with mock.patch.object(Agent, "_check_weights"):
+        assert not equal(balanced.weights(), first.weights())
+        assert not torch.equal(outputs(balanced, 1), outputs(first, 1))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_S9_state_dicts_by_place_are_refused_while_experts_are_elsewhere(layout_run, layout):
-    for result in layout_run(layout).of("state_dicts"):
-        for way, text in result["messages"].items():
-            assert text.startswith("Unsupported: "), (way, text)
-            assert "names experts by place" in text, way
-        assert result["torn"].startswith("RelibraError: experts moved while weights were copied")
-        assert result["left_behind"] == []
+@on_ranks(EP4, EP2_EDP2)
+def test_S9_weights_written_behind_the_agents_back_are_neither_used_nor_exported(cluster):
+    """Put weights back by name without telling the agent, and use them in every way."""
+    balanced, agent, backups = ready(cluster, **options_of(cluster))
+    backups.backup("actor")
+    list(agent.logical_named_parameters())
+    backups.restore("actor")
+    outputs(balanced, 1)  # the same weights at the same places
+    agent.begin_step(1, Phase.RECOMPUTE)
+    backups.restore("actor")
+
+    def assert_refused(action):
+        text = refusal(action)
+        assert "agent.copying()" in text
+        assert "agent.accept_weights()" in text
+
+    assert_refused(lambda: outputs(balanced, 1))
+    assert_refused(lambda: list(agent.logical_named_parameters()))
+    assert_refused(lambda: agent.copying().__enter__())
+    assert_refused(lambda: agent.begin_step(1, Phase.UPDATE))
+    assert_refused(lambda: agent.begin_step(2, Phase.RECOMPUTE))
+    assert_refused(agent.detach)
+    agent.accept_weights()
+    agent.begin_step(2, Phase.RECOMPUTE)
+    agent.end_step()
+    if not balanced.ddp.ddp_config.use_distributed_optimizer:
+        # One rank writes one element; all ranks refuse.
+        if dist.get_rank() == 0:
+            agent.layers[0].experts.parameters[0][0].data.view(-1)[0] += 1
+        assert_refused(lambda: agent.begin_step(3, Phase.RECOMPUTE))
+        assert_refused(agent.check_weights)
+    agent.accept_weights()
+    agent.check_weights()
+    agent.detach()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_S9_weights_under_logical_names_arrive_at_their_places(layout_run, layout):
-    for result in layout_run(layout).of("state_dicts"):
-        assert set(result["right"].values()) == {True}, result["right"]
-        assert result["incomplete"].startswith("InvalidInput: checking weights under logical names"), result[
-            "incomplete"
-        ]
-        assert "failed on rank 0" in result["incomplete"]
-        assert result["accepted"] == "not refused"
+@on_ranks(EP4, EP2_EDP2)
+def test_S9_weights_written_before_the_first_reorder_raise_no_alarm(cluster):
+    """As a load of initial weights writes them."""
+    answers = plans_of(cluster, range(3), first_seed=60, replicate=False) | {0: None}
+    balanced, _ = attached(cluster, answers, **options_of(cluster))
+    agent = balanced.agent
+    train(balanced, 0)
+    state.gather_parameters([balanced.ddp])
+    with torch.no_grad():
+        for parameter in balanced.network.parameters():
+            parameter.add_(1e-3)
+    agent.begin_step(1, Phase.RECOMPUTE)
+    outputs(balanced, 1)
+    agent.begin_step(1, Phase.UPDATE)
+    balanced.step(1, M, with_gradients=False)
+    agent.end_step()
+    train(balanced, 2)
+    agent.detach()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_S9_if_one_rank_cannot_read_weights_under_logical_names_all_ranks_say_so(layout_run, layout):
-    """Also while they are written, when the guard takes none of the mixture for the trained weights."""
-    for result in layout_run(layout).of("state_dicts"):
-        assert "checking weights under logical names before they are loaded failed on rank 0" in result["unreadable"]
-        assert "writing weights under logical names failed on rank 0" in result["half_written"]
-        assert "load all of them again" in result["half_written"]
-        assert "were written behind the agent's back" in result["mixed"] or "failed on rank" in result["mixed"]
+@on_ranks(EP4, EP2_EDP2)
+def test_S9_backups_by_tag_are_right_without_a_change_in_the_loop(cluster):
+    """A framework backs up and restores by tag as it does without relibra, over several reorders."""
+    answers = plans_of(cluster, range(4), first_seed=60, replicate=False)
+    balanced, _ = attached(cluster, answers, **options_of(cluster))
+    agent, backups, first = balanced.agent, Backups(balanced), balanced.weights()
+    backups.backup("reference")
+    agent.follow(backups)
+    last = first
+    for step in range(3):
+        agent.begin_step(step, Phase.RECOMPUTE)
+        for tag, want in {"reference": first, "old_actor": last, "actor": last}.items() if step else ():
+            backups.restore(tag)
+            assert equal(balanced.weights(), want), (tag, step)
+        agent.begin_step(step, Phase.UPDATE)
+        balanced.step(step, M, with_gradients=False)
+        agent.end_step()
+        state.gather_parameters([balanced.ddp])
+        backups.backup("actor")
+        backups.copy(src_tag="actor", dst_tag="old_actor")
+        last = balanced.weights()
+        assert equal(named_by_place(balanced, backups.get("actor")), last)
+    too_late = refusal(lambda: agent.follow(backups))
+    assert too_late.startswith("Unsupported: the order of the backups reference, actor, old_actor")
+    agent.detach()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_S9_an_offload_that_walks_over_names_needs_no_order(layout_run, layout):
-    for result in layout_run(layout).of("offloaded"):
-        assert result["moved"] > 0
-        assert "inside `with agent.ignoring_names():`" in result["refused"]
-        assert result["asleep"] == "not refused" or "bring them back from their offload" in result["asleep"]
-        assert (result["num_released"] > 0) == (result["asleep"] != "not refused")
-        assert "state_dict() names experts by place" in result["state_dict"]
-        assert set(result["right"].values()) == {True}, result["right"]
-    assert (layout == "copies_ep4") == (result["num_released"] == 0)
+@on_ranks(EP4, EP2_EDP2)
+def test_S9_an_optimizer_never_steps_from_weights_that_another_wrote(cluster):
+    """Write weights on one rank between `begin_step` and the optimizer's step, and after the step."""
+    balanced, agent, _ = ready(cluster, **options_of(cluster))
+    rank = dist.get_rank()
+
+    @torch.no_grad()
+    def write(value):
+        for parameters in agent.layers[1].experts.parameters if rank == 0 else ():
+            for parameter in parameters:
+                parameter.data.add_(value)
+
+    def assert_refused(action):
+        text = refusal(action)
+        assert text.startswith("RelibraError: checking weights before")
+        assert "failed on rank 0" in text
+        assert ("written behind the agent's back" in text) == (rank == 0)
+        assert "agent.accept_weights()" in text
+
+    agent.begin_step(1, Phase.UPDATE)
+    write(1.0)
+    assert_refused(balanced.optimizer.step)
+    write(-1.0)
+    agent.accept_weights()
+    balanced.step(1, M, with_gradients=False)
+    write(1.0)
+    assert_refused(lambda: agent.begin_step(2, Phase.RECOMPUTE))
+    agent.accept_weights()
+    agent.begin_step(2, Phase.RECOMPUTE)
+    assert "stepped in phase RECOMPUTE" in refusal(balanced.optimizer.step)
+    agent.detach()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_S9_backups_by_tag_are_right_without_a_change_in_the_loop(layout_run, layout):
-    for result in layout_run(layout).of("followed"):
-        assert len(result["right"]) == 6 + 3
-        assert set(result["right"].values()) == {True}, result["right"]
+@pytest.mark.parametrize("host_copy", [False, True])
+@on_ranks(EP4)
+def test_S9_replicas_have_the_weights_that_were_restored(cluster, host_copy):
+    """Run reference weights over cells with replicas, in a phase that has a host copy of the trained weights."""
+    of_reference, of_actor = of_replicas(cluster, host_copy=host_copy)
+    assert of_reference <= TOLERANCE < of_actor
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_S9_exports_by_place_are_right_while_experts_are_elsewhere(layout_run, layout):
-    for result in layout_run(layout).of("exported"):
-        assert set(result["right"].values()) == {True}, result["right"]
-        assert result["differs_without"]
+@on_ranks(EP4)
+def test_S9_the_comparison_sees_replicas_of_the_weights_before(cluster):
+    """Keep the host copy of the trained weights while others visit."""
+    plain = Agent.restoring
+
+    def restoring(self, snapshot):
+        self._forget_replicas = lambda: None
+        return plain(self, snapshot)
+
+    with mock.patch.object(Agent, "restoring", restoring):
+        of_reference, _ = of_replicas(cluster, host_copy=True)
+    assert max(gathered(of_reference)) > TOLERANCE
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_S9_weights_at_their_original_places_are_read_and_not_used(layout_run, layout):
-    for result in layout_run(layout).of("exported"):
-        for way, text in result["messages"].items():
-            assert "leave the `with`" in text, (way, text)
+def of_replicas(cluster, *, host_copy):
+    """Return how outputs over replicas differ from those of the reference, while it visits and before."""
+    first = Trained(cluster)
+    balanced, agent, backups = ready(cluster, replicate=True, host_copy=host_copy)
+    with agent.copying() as snapshot:
+        backups.backup("actor")
+    outcome = agent.begin_step(1, Phase.RECOMPUTE)
+    assert outcome.num_replicas > 0
 
+    def difference():
+        with agent.micro_batch(0):
+            got = outputs(balanced, 1)
+        return relative(got, outputs(first, 1))
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_S9_an_optimizer_never_steps_from_weights_that_another_wrote(layout_run, layout):
-    for rank, result in enumerate(layout_run(layout).of("written_in_update")):
-        for way, text in result["messages"].items():
-            assert text.startswith("RelibraError: checking weights before"), way
-            assert "failed on rank 0" in text, way
-            assert ("written behind the agent's back" in text) == (rank == 0), way
-            assert "agent.accept_weights()" in text, way
-        assert "stepped in phase RECOMPUTE" in result["recompute"]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_S9_backups_of_an_unknown_order_are_refused(layout_run, layout):
-    for result in layout_run(layout).of("followed"):
-        assert result["too_late"].startswith("Unsupported: the order of the backups reference, actor, old_actor")
-
-
-@pytest.mark.parametrize("scenario", ["replicas", "replicas_host_copy"])
-def test_S9_replicas_have_the_weights_that_were_restored(layout_run, scenario):
-    for result in layout_run("copied_replicas").of(scenario):
-        assert result["num_replicas"] > 0
-        assert result["of_reference"] <= 1e-5 < result["of_actor"]
-        assert "written behind the agent's back" in result["unannounced"]
-
-
-def test_S9_the_comparison_sees_replicas_of_the_weights_before(layout_run):
-    assert max(result["of_reference"] for result in layout_run("copied_replicas").of("stale_replicas")) > 1e-5
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_S9_an_error_in_an_export_is_logged_before_the_rank_waits_for_others(layout_run, layout):
-    for rank, result in enumerate(layout_run(layout).of("lost_in_export")):
-        assert result["raised"] == ("OSError: the engine is gone" if rank == 0 else "nothing")
-        assert len(result["logged"]) == (1 if rank == 0 else 0)
-        assert result["right"] == {"here": True, "again": True}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_S9_a_rank_that_cannot_write_weights_back_tells_all_ranks_and_nobody_waits_or_trains_on_them(
-    layout_run, layout
-):
-    for rank, result in enumerate(layout_run(layout).of("lost_in_export")):
-        if rank == 0:
-            assert result["half_restored"] == "OSError: the disk is gone"
-        else:
-            assert result["half_restored"].startswith("RelibraError: writing weights back failed on rank 0, whose log")
-        assert "agent.restoring(snapshot)" in result["not_trained_on"]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_S9_a_rank_that_is_told_to_end_does_not_wait_for_a_move(layout_run, layout):
-    for rank, result in enumerate(layout_run(layout).of("lost_in_export")):
-        assert result["interrupted"] == ("KeyboardInterrupt: " if rank == 0 else "nothing")
-        assert result["num_moves"] == (1 if rank == 0 else 2)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_S1_no_rank_moves_weights_if_those_of_one_have_no_memory(layout_run, layout):
-    for rank, result in enumerate(layout_run(layout).of("lost_in_export")):
-        assert "finding the weights in memory failed on rank 0" in result["gone_before"]
-        assert ("bring them back from their offload" in result["gone_before"]) == (rank == 0)
+    of_actor = difference()
+    backups.restore("actor")
+    assert "written behind the agent's back" in refusal(difference)
+    with agent.restoring(agent.original_order):
+        backups.restore("reference")
+    of_reference = difference()
+    with agent.restoring(snapshot):
+        backups.restore("actor")
+    agent.end_step()
+    agent.detach()
+    return of_reference, of_actor

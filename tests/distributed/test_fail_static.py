@@ -1,61 +1,83 @@
 """Without a plan that all ranks hold, a step keeps its placement, makes no replicas, and still trains."""
 
-import pytest
+from harness.distributed.layout import EP4
+from harness.distributed.on_ranks import IS_RANK, on_ranks
 
-pytestmark = pytest.mark.distributed
+if IS_RANK:
+    import copy
+    import dataclasses
+
+    import torch.distributed as dist
+
+    from harness.distributed.attached import M, attached, note_step
+    from harness.distributed.networks import MODEL, Trained
+    from harness.distributed.observed import TOLERANCE, Differences, gathered
+    from harness.distributed.plans import random_plans
+    from relibra.agent import Phase
+    from relibra.planning import Cluster, PlanId
 
 NO_PLAN, OTHER_ID, OLDER_EPOCH, INVALID, LATE, OTHER_MODEL, OTHER_CLUSTER, LAST = range(1, 9)
+EPOCH = 2**63 + 5
 
 
-@pytest.fixture
-def results(two_nodes):
-    return two_nodes.of("fallbacks")
+def answers_of(rank, cluster):
+    """Return an answer for every way in which a plan can be missing, between two steps with plans."""
+    good = [random_plans(5 + step, step, MODEL, cluster, M)[rank] for step in range(LAST + 1)]
+    answers = dict(enumerate(good))
+    if rank == 1:
+        answers[NO_PLAN] = None
+    if rank == 2:
+        other = PlanId(epoch=EPOCH, version=99)
+        answers[OTHER_ID] = random_plans(7, OTHER_ID, MODEL, cluster, M, plan_id=other)[rank]
+    older = PlanId(epoch=EPOCH - 1, version=50)
+    answers[OLDER_EPOCH] = random_plans(8, OLDER_EPOCH, MODEL, cluster, M, plan_id=older)[rank]
+    if rank == 3:
+        answers[INVALID] = copy.deepcopy(good[INVALID])
+        answers[INVALID].home_rank_LE[0, :] = 0
+    answers[LATE] = good[LATE - 1]
+    fewer_experts = dataclasses.replace(MODEL, num_experts=8)
+    answers[OTHER_MODEL] = random_plans(9, OTHER_MODEL, fewer_experts, cluster, M)[rank]
+    one_node = Cluster(num_nodes=1, gpus_per_node=4, redundant_slots=2)
+    answers[OTHER_CLUSTER] = random_plans(10, OTHER_CLUSTER, MODEL, one_node, M)[rank]
+    return answers
 
 
-def test_S1_all_ranks_execute_the_same_plan(results):
+@on_ranks(EP4, runs_on_a_device=True)
+def test_S1_S2_S4_S5_L1_L2_steps_without_a_common_plan_keep_their_placement_and_say_why(cluster):
+    rank = dist.get_rank()
+    plain, (balanced, plans) = Trained(cluster, "sgd"), attached(cluster, answers_of(rank, cluster), optimizer="sgd")
+    agent, differences, outcomes, placements = balanced.agent, Differences(), [], []
     for step in range(LAST + 1):
-        assert len({result["applied"][step] for result in results}) == 1
-        assert len({str(result["placement"][step]) for result in results}) == 1
-
-
-@pytest.mark.parametrize(
-    ("step", "cause", "reason"),
-    [
-        pytest.param(NO_PLAN, "late", "rank 1 without a plan in time", id="L1-one-rank-without-a-plan"),
-        pytest.param(OTHER_ID, "disagreed", "ranks hold different plans: ranks 0, 1, 3 plan", id="S1-one-other-plan"),
-        pytest.param(OLDER_EPOCH, "stale", "ranks 0, 1, 2, 3 offered an older epoch", id="S4-an-older-epoch"),
-        pytest.param(INVALID, "invalid", "rank 3 offered an invalid plan", id="S2-one-rank-with-an-invalid-plan"),
-        pytest.param(LATE, "invalid", "ranks 0, 1, 2, 3 offered an invalid plan", id="S1-the-plan-of-the-step-before"),
-        pytest.param(OTHER_MODEL, "invalid", "ranks 0, 1, 2, 3 offered an invalid plan", id="S2-another-model"),
-        pytest.param(OTHER_CLUSTER, "invalid", "ranks 0, 1, 2, 3 offered an invalid plan", id="S2-another-cluster"),
-    ],
-)
-def test_the_step_falls_back_and_says_why(results, step, cause, reason):
-    for result in results:
-        assert result["applied"][step] is None
-        assert result["reason"][step].startswith(reason)
-        assert result["reported_reason"][step] == result["reason"][step]
-        assert result["causes"][step] == result["reported_causes"][step] == [cause]
-        assert result["placement"][step] == result["placement"][0]
-
-
-def test_L1_the_rank_at_fault_knows_the_details(results):
-    assert results[1]["reason"][NO_PLAN].endswith("(this rank: the script has none)")
-    assert "is home to 16 experts, expected 4" in results[3]["reason"][INVALID]
-    assert "this rank" not in results[0]["reason"][INVALID]
-    for result in results:
-        assert "plan.step: expected 5, got 4" in result["reason"][LATE]
-        assert "(2, 8)" in result["reason"][OTHER_MODEL]
-        assert "node" in result["reason"][OTHER_CLUSTER]
-
-
-def test_L2_the_next_common_plan_is_applied(results):
-    for result in results:
-        assert result["applied"][0] is not None
-        assert result["applied"][LAST] is not None
-        assert result["placement"][LAST] != result["placement"][0]
-
-
-def test_S5_training_does_not_notice(two_nodes):
-    worst = two_nodes.worst("fallbacks")
-    assert max(worst.values()) <= 1e-5, worst
+        outcomes.append(agent.begin_step(step, Phase.UPDATE))
+        if step in (0, NO_PLAN, INVALID, LAST):
+            note_step(differences, plain, balanced, step)
+        placements.append(agent.home_rank_LE.tolist())
+        agent.end_step()
+    agent.detach()
+    executed = [(str(outcome.applied), placement) for outcome, placement in zip(outcomes, placements, strict=True)]
+    assert all(other == executed for other in gathered(executed)), "S1: all ranks execute the same plan"
+    for step, cause, reason in (
+        (NO_PLAN, "late", "rank 1 without a plan in time"),
+        (OTHER_ID, "disagreed", "ranks hold different plans: ranks 0, 1, 3 plan"),
+        (OLDER_EPOCH, "stale", "ranks 0, 1, 2, 3 offered an older epoch"),
+        (INVALID, "invalid", "rank 3 offered an invalid plan"),
+        (LATE, "invalid", "ranks 0, 1, 2, 3 offered an invalid plan"),
+        (OTHER_MODEL, "invalid", "ranks 0, 1, 2, 3 offered an invalid plan"),
+        (OTHER_CLUSTER, "invalid", "ranks 0, 1, 2, 3 offered an invalid plan"),
+    ):
+        outcome, report = outcomes[step], plans.reports[step]
+        assert outcome.applied is None
+        assert outcome.reason.startswith(reason)
+        assert report.reason == outcome.reason
+        assert [*outcome.causes] == [*report.causes] == [cause]
+        assert placements[step] == placements[0]
+    reasons = [outcome.reason for outcome in outcomes]
+    assert reasons[NO_PLAN].endswith("(this rank: the script has none)") == (rank == 1)
+    assert ("is home to 16 experts, expected 4" in reasons[INVALID]) == (rank == 3)
+    assert ("this rank" in reasons[INVALID]) == (rank == 3)
+    assert "plan.step: expected 5, got 4" in reasons[LATE]
+    assert "(2, 8)" in reasons[OTHER_MODEL]
+    assert "node" in reasons[OTHER_CLUSTER]
+    assert None not in (outcomes[0].applied, outcomes[LAST].applied), "L2: the next common plan is applied"
+    assert placements[LAST] != placements[0]
+    assert max(differences.of.values()) <= TOLERANCE, differences.of

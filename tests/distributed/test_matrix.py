@@ -1,129 +1,137 @@
-"""A GPT trains under random plans as under plain megatron-core, in every common way of training (S5)."""
+"""A GPT trains under random plans as under plain megatron-core, in every common way of training (S5).
+
+There are twelve ways: three kinds of recomputation, two optimizers, two dtypes. Every layout trains with every kind of
+recomputation and its own pair of optimizer and dtype, so that each way is taken on one layout. The long tests train in
+all ways on all layouts.
+"""
 
 import itertools
 
 import pytest
 
-from harness.distributed.activity import TOLERANCE, assert_active
-from harness.distributed.ways import LAYOUTS, RECOMPUTATION, pairs, ways
+from harness.distributed.layout import EP2_EDP2, EP2_PP2, EP2_VPP, EP4, TP2_EP2_EDP2
+from harness.distributed.on_ranks import IS_RANK, on_ranks
 
-pytestmark = pytest.mark.distributed
+if IS_RANK:
+    import functools
 
-
-def in_every_way(dtype):
-    return pytest.mark.parametrize(
-        ("layout", "way"), [(layout, way) for layout in LAYOUTS for way in ways(layout, dtype)]
+    from harness.distributed.comparison import (
+        EXPERTS,
+        assert_active,
+        assert_equal,
+        assert_rounded,
+        compare,
+        rounding,
     )
+    from harness.distributed.gpt_model import RECOMPUTE
+    from harness.distributed.observed import gathered
+    from harness.distributed.optimizers import stand_ins
+
+RECOMPUTATION = ("none", "selective", "full")
+PAIRS = {
+    EP4: ("plain", "fp32"),
+    EP2_EDP2: ("sharded", "bf16"),
+    EP2_PP2: ("plain", "bf16"),
+    EP2_VPP: ("sharded", "fp32"),
+}
+"""The optimizer and the dtype that each layout trains with."""
 
 
-@in_every_way("fp32")
-def test_S5_fp32_trains_as_plain_megatron(layout_run, layout, way):
-    run = layout_run(layout)
-    assert_active(run.of(way))
-    worst = run.worst(way)
-    assert worst.keys() == {"loss", "grad", "grad_norm", "moments", "weights", "expert_bias"}
-    assert max(worst.values()) <= TOLERANCE, worst
+if IS_RANK:
+
+    @functools.cache
+    def trained(cluster, recomputation, optimizer, dtype):
+        return compare(cluster, sharded=optimizer == "sharded", bf16=dtype == "bf16", **RECOMPUTE[recomputation])
 
 
-@in_every_way("bf16")
-def test_S5_bf16_differs_from_plain_megatron_as_two_plain_runs_do(layout_run, layout, way):
-    """One of the two plain runs computes the samples of a micro-batch together, the other one by one."""
-    run = layout_run(layout)
-    assert_active(run.of(way))
-    assert_rounded(run.worst(way), run.worst(f"rounding-{way.split('-')[1]}"))
+def trains_as_plain_megatron(cluster, *, recomputation, optimizer, dtype, share_of_norm=0.25):
+    """In bf16, one of two plain runs computes the samples of a micro-batch together, the other one by one."""
+    got = trained(cluster, recomputation, optimizer, dtype)
+    assert_active(got)
+    if dtype == "fp32":
+        assert_equal(got)
+    else:
+        assert_rounded(got, rounding(cluster, sharded=optimizer == "sharded"), share_of_norm=share_of_norm)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_S5_recomputation_changes_no_bit_and_its_weights_serve_the_backward(layout_run, layout):
-    run = layout_run(layout)
-    for optimizer, dtype in pairs(layout):
-        once, *again = (run.of(f"{recomputation}-{optimizer}-{dtype}") for recomputation in RECOMPUTATION)
-        for other in again:
-            assert [r["difference"] for r in other] == [r["difference"] for r in once]
-            assert [r["realised_load"] for r in other] == [r["realised_load"] for r in once]
-            sent = [sum(sum(r["replica_sent_bytes"]) for r in results) for results in (once, other)]
-            assert sent[1] == sent[0]
+@pytest.mark.parametrize("recomputation", RECOMPUTATION)
+@pytest.mark.parametrize(("layout", "optimizer", "dtype"), [(layout, *pair) for layout, pair in PAIRS.items()], ids=str)
+@pytest.mark.distributed
+def test_S5_every_way_of_training_is_that_of_plain_megatron(ranks, layout, optimizer, dtype, recomputation):
+    way = {"recomputation": recomputation, "optimizer": optimizer, "dtype": dtype}
+    ranks.run(layout, trains_as_plain_megatron, **way, runs_on_a_device=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("recomputation", RECOMPUTATION)
+@pytest.mark.parametrize(
+    ("layout", "optimizer", "dtype"),
+    [(layout, *other) for layout, pair in PAIRS.items() for other in PAIRS.values() if other != pair],
+    ids=str,
+)
+@pytest.mark.distributed
+def test_S5_every_other_way_of_training_is_that_of_plain_megatron(ranks, layout, optimizer, dtype, recomputation):
+    way = {"recomputation": recomputation, "optimizer": optimizer, "dtype": dtype, "share_of_norm": 0.5}
+    ranks.run(layout, trains_as_plain_megatron, **way, runs_on_a_device=True)
+
+
+def changes_no_bit(cluster, *, optimizer, dtype):
+    once, *again = (trained(cluster, recomputation, optimizer, dtype) for recomputation in RECOMPUTATION)
+    for other in again:
+        assert other.worst == once.worst
+        for one, two in zip(other.reports, once.reports, strict=True):
+            assert (one.realised_load_ML == two.realised_load_ML).all()
+        sent = [gathered(sum(report.replica_sent_bytes for report in got.reports)) for got in (once, other)]
+        assert sum(sent[0]) == sum(sent[1])
+
+
+@pytest.mark.parametrize(("layout", "optimizer", "dtype"), [(layout, *pair) for layout, pair in PAIRS.items()], ids=str)
+@pytest.mark.distributed
+def test_S5_recomputation_changes_no_bit_and_its_weights_serve_the_backward(ranks, layout, optimizer, dtype):
+    ranks.run(layout, changes_no_bit, optimizer=optimizer, dtype=dtype)
 
 
 def test_every_way_is_taken_on_one_layout():
-    tried = [tuple(way.split("-")) for layout in LAYOUTS for dtype in ("fp32", "bf16") for way in ways(layout, dtype)]
-    assert set(tried) == set(itertools.product(RECOMPUTATION, ("plain", "sharded"), ("fp32", "bf16")))
-    for layout in LAYOUTS:
-        assert {way.split("-")[0] for dtype in ("fp32", "bf16") for way in ways(layout, dtype)} == set(RECOMPUTATION)
+    assert set(PAIRS.values()) == set(itertools.product(("plain", "sharded"), ("fp32", "bf16")))
 
 
-@pytest.mark.parametrize("way", ["none-plain", "full-sharded"])
+@pytest.mark.parametrize(("recomputation", "sharded"), [("none", False), ("full", True)])
 @pytest.mark.parametrize("experts", ["grouped", "fused", "grouped_fused"])
-def test_S5_any_kind_of_experts_trains_as_plain_megatron(layout_run, experts, way):
+@on_ranks(EP2_EDP2, runs_on_a_device=True)
+def test_S5_any_kind_of_experts_trains_as_plain_megatron(cluster, experts, recomputation, sharded):
     """Grouped products, and weight gradients that kernels add to `main_grad`, as in Transformer Engine."""
-    run = layout_run("gpt_experts")
-    assert_active(run.of(f"{experts}-{way}"))
-    worst = run.worst(f"{experts}-{way}")
-    assert max(worst.values()) <= TOLERANCE, worst
+    got = compare(cluster, sharded=sharded, bf16=False, experts=EXPERTS[experts], **RECOMPUTE[recomputation])
+    assert_active(got)
+    assert_equal(got)
 
 
-def test_S5_what_runs_in_production_trains_as_plain_megatron(layout_run):
+@on_ranks(EP2_EDP2, runs_on_a_device=True)
+def test_S5_what_runs_in_production_trains_as_plain_megatron(cluster):
     """Grouped experts whose kernels add to `main_grad`, with bf16, full recomputation and the distributed optimizer."""
-    run = layout_run("gpt_experts")
-    assert_active(run.of("grouped_fused-full-sharded-bf16"))
-    assert_rounded(run.worst("grouped_fused-full-sharded-bf16"), run.worst("grouped_fused-rounding"))
+    in_production(cluster)
 
 
 @pytest.mark.parametrize("kind", ["remainders", "half_offloaded_beside_fused", "offloaded"])
-def test_S5_with_state_of_few_bits_or_in_host_memory_it_trains_as_plain_megatron(layout_run, kind):
+@on_ranks(EP2_EDP2)
+def test_S5_with_state_of_few_bits_or_in_host_memory_it_trains_as_plain_megatron(cluster, kind):
     """Megatron's precision-aware optimizer, and its optimizer that offloads state, over stand-ins for CUDA."""
-    run = layout_run("gpt_experts")
-    assert_active(run.of(kind))
-    assert any(result["is_shared_within_a_parameter"] for result in run.of(kind))
-    assert_rounded(run.worst(kind), run.worst("grouped_fused-rounding"))
+    in_production(cluster, kind=kind)
 
 
-@pytest.mark.parametrize("way", ["none-plain", "full-sharded"])
-def test_S5_with_tensor_parallel_attention_experts_train_as_plain_megatron(layout_run, way):
+def in_production(cluster, **options):
+    experts = EXPERTS["grouped_fused"]
+    of_plain = rounding(cluster, sharded=True, experts=experts)
+    with stand_ins(options.get("kind")):
+        got = compare(cluster, sharded=True, bf16=True, experts=experts | options, **RECOMPUTE["full"])
+    assert_active(got)
+    assert_rounded(got, of_plain)
+    assert any(gathered(got.is_shared_within_a_parameter)), "shards are cut within a parameter of an expert"
+
+
+@pytest.mark.parametrize(("recomputation", "optimizer"), [("none", "plain"), ("full", "sharded")])
+@on_ranks(TP2_EP2_EDP2)
+def test_S5_with_tensor_parallel_attention_experts_train_as_plain_megatron(cluster, recomputation, optimizer):
     """A rank routes its part of the sequence, and experts are whole on every rank."""
-    run = layout_run("gpt_tp2_ep2_edp2")
-    assert_active(run.of(f"{way}-fp32"), tokens_per_rank=8)
-    worst = run.worst(f"{way}-fp32")
-    assert max(worst.values()) <= TOLERANCE, worst
-
-
-def test_S5_experts_that_are_cut_over_ranks_train_as_plain_megatron(layout_run):
-    """Expert tensor parallelism. Two ranks hold halves of the same experts, and only the first of them reports."""
-    run = layout_run("gpt_tp2_etp2_ep2")
-    assert_active(run.of("trained"))
-    assert [bool(result["realised_load"]) for result in run.of("trained")] == [True, False, True, False]
-    worst = run.worst("trained")
-    assert max(worst.values()) <= TOLERANCE, worst
-
-
-def test_S9_the_routing_of_all_ranks_with_parts_of_the_same_experts_is_compared_with_the_plan(layout_run):
-    """A plan counts their tokens together, and only the ranks with the first part report."""
-    results = layout_run("gpt_tp2_etp2_ep2").of("routed_otherwise")
-    (first, second), *others = [result["reported"] for result in results[::2]]
-    assert others == [[first, second]]
-    assert first[0] == second[0] == second[1] > first[1] == 0
-    assert [result["reported"] for result in results[1::2]] == [[], []]
-
-
-def test_S5_a_checkpoint_of_experts_that_are_cut_loads_without_relibra(layout_run):
-    for result in layout_run("gpt_tp2_etp2_ep2").of("checkpoint"):
-        assert result["different_when_fresh"] > 0
-        assert result["different"] == []
-
-
-def test_S5_the_comparison_sees_replicas_of_half_an_expert(layout_run):
-    assert layout_run("gpt_tp2_etp2_ep2").worst("replicas_of_one_part")["grad"] > 0.1
-
-
-def test_shards_are_cut_within_a_parameter_of_an_expert(layout_run):
-    results = layout_run("gpt_ep2_edp2").of("none-sharded-bf16")
-    assert any(result["is_shared_within_a_parameter"] for result in results)
-
-
-def assert_rounded(worst, rounding):
-    """Assert that differences exist, are well below those of two plain runs, and leave the choice of experts equal."""
-    assert worst.keys() == rounding.keys() | {"loss"}
-    for kind in ("grad", "grad_norm", "moments", "weights"):
-        assert 0 < worst[kind] <= rounding[kind] / 4, (kind, worst[kind], rounding[kind])
-    assert worst["expert_bias"] == rounding["expert_bias"] == 0
-    assert worst["loss"] <= 2e-3
+    got = trained(cluster, recomputation, optimizer, "fp32")
+    assert_active(got, tokens_per_rank=8)
+    assert_equal(got)

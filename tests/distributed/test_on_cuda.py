@@ -1,43 +1,29 @@
-"""Which scenarios run on a CUDA device, and how ranks join there. On the CPU, this is decided and not tried."""
+"""Which tests run on a CUDA device, and how ranks join there. On the CPU, this is decided and not tried."""
 
 import pytest
 
-from harness.distributed import on_cuda
+from harness.distributed.layout import EP2_EDP2, EP4
+from harness.distributed.ranks import refusal
 from harness.distributed.ways_to_join import WAYS_ON_CUDA, Way
 
 
 def test_on_the_cpu_everything_runs():
-    assert on_cuda.refusal(Way.CPU, "any layout", "any scenario") is None
+    assert refusal(Way.CPU, EP2_EDP2, False) is None
 
 
 @pytest.mark.parametrize(
-    ("way", "layout", "scenario", "why"),
+    ("way", "layout", "runs_on_a_device", "why"),
     [
-        (Way.NCCL_HOST_IDS, "two_nodes", "sgd_symmetric", None),
-        (Way.NCCL_HOST_IDS, "gpt_ep4", "full-plain-fp32", None),
-        (Way.NCCL_HOST_IDS, "two_nodes", "fp8", "fp8 of two_nodes runs on the CPU only"),
-        (Way.NCCL_HOST_IDS, "slime_ep4", "any scenario", "runs on the CPU only"),
-        (Way.GLOO, "two_nodes", "sgd", None),
-        (Way.GLOO, "two_groups", "sgd", "two_groups needs NCCL"),
+        (Way.NCCL_HOST_IDS, EP4, True, None),
+        (Way.NCCL_HOST_IDS, EP2_EDP2, True, None),
+        (Way.NCCL_HOST_IDS, EP4, False, "runs on the CPU only"),
+        (Way.GLOO, EP4, True, None),
+        (Way.GLOO, EP2_EDP2, True, "ep2_edp2 needs NCCL"),
     ],
 )
-def test_a_scenario_runs_on_a_device_or_says_why_not(way, layout, scenario, why):
-    refusal = on_cuda.refusal(way, layout, scenario)
-    assert refusal is None if why is None else why in refusal
-
-
-def test_every_transport_and_every_kind_of_expert_runs_on_a_device():
-    assert {"sgd", "sgd_symmetric", "both_phases_symmetric_host_copy"} <= set(on_cuda.SCENARIOS["two_nodes"])
-    assert on_cuda.chosen(Way.NCCL_HOST_IDS, "two_nodes", ["sgd", "fp8", "sgd_symmetric"]) == ["sgd", "sgd_symmetric"]
-
-
-def test_a_name_that_no_layout_has_is_refused():
-    layouts = dict(on_cuda.SCENARIOS)
-    on_cuda.check(layouts)
-    with pytest.raises(ValueError, match=r"got two_nodes/sgd$"):
-        on_cuda.check(layouts | {"two_nodes": [each for each in layouts["two_nodes"] if each != "sgd"]})
-    with pytest.raises(ValueError, match=r"got hot_path$"):
-        on_cuda.check({layout: scenarios for layout, scenarios in layouts.items() if layout != "hot_path"})
+def test_a_test_runs_on_a_device_or_says_why_not(way, layout, runs_on_a_device, why):
+    reason = refusal(way, layout, runs_on_a_device)
+    assert reason is None if why is None else why in reason
 
 
 def test_every_rank_on_a_device_claims_a_host_of_its_own_or_says_that_it_shares():

@@ -2,50 +2,146 @@
 
 import pytest
 
-pytestmark = pytest.mark.distributed
+from harness.distributed.layout import EP2_EDP2, EP4
+from harness.distributed.on_ranks import IS_RANK, on_ranks
 
-SCENARIOS = [
-    ("two_nodes", "reorder_undone"),
-    ("two_groups", "sharded_reorder_undone"),
-    ("two_groups", "offloaded_reorder_undone"),
-]
+if IS_RANK:
+    from unittest import mock
 
+    import numpy as np
+    import torch
 
-@pytest.mark.parametrize(("layout", "scenario"), SCENARIOS)
-def test_S1_a_failure_at_any_point_moves_nothing_anywhere(layout_run, layout, scenario):
-    results = layout_run(layout).of(scenario)
-    for cases in zip(*(result["told"] for result in results), strict=True):
-        assert sum(case["happened"] for case in cases) == 1
-        for case in cases:
-            assert case["applied"] == "None"
-            assert case["same_placement"], case
-            assert case["same_bits"], case
-            assert case["causes"] == ["undone"]
-            assert case["reason"].startswith("the reorder was undone: ")
-            assert "failed on rank 1" in case["reason"]
-            assert ("injected" in case["reason"] or "arrived damaged" in case["reason"]) == bool(case["happened"])
+    from harness.distributed.attached import attached, note_step, plans_of
+    from harness.distributed.faults import Faults, snapshot
+    from harness.distributed.networks import BF16, OVERLAPPED, Trained
+    from harness.distributed.observed import TOLERANCE, Differences, gathered, refusal
+    from harness.distributed.optimizers import stand_ins
+    from relibra.agent import Phase
+    from relibra.agent.homes import reorder
+    from relibra.agent.homes.reorder import Transfer
 
-
-@pytest.mark.parametrize(("layout", "scenario"), SCENARIOS)
-def test_S5_training_does_not_notice_a_reorder_undone(layout_run, layout, scenario):
-    run = layout_run(layout)
-    worst = run.worst(scenario)
-    assert max(worst.values()) <= 1e-5, worst
-    assert {result["at_last"] != "None" for result in run.of(scenario)} == {True}
+NUM_LAYERS = 2
+BUFFER_BYTES = 1 << 18
+"""Room for three of the eight experts that a rank of two groups has in a layer, with half of the state of each."""
 
 
-def test_S7_a_reorder_stages_no_more_than_its_buffers_may_hold(layout_run):
-    """With small buffers a layer moves in several waves, which the faults above undo one by one."""
-    (whole, *_), *parts = (layout_run(layout).of(scenario) for layout, scenario in SCENARIOS)
-    for part, *_ in parts:
-        assert 0 < part["staged_bytes"] <= part["buffer_bytes"] < whole["buffer_bytes"]
-        assert part["staged_bytes"] > part["buffer_bytes"] / 3
+def failing(name, faults):
+    """Raise instead of running one method of a transfer."""
+    plain = getattr(Transfer, name)
+
+    def strike(self):
+        if faults.is_due():
+            raise MemoryError(f"injected into {name}")
+        plain(self)
+
+    return mock.patch.object(Transfer, name, strike)
 
 
-def test_S1_no_rank_goes_on_with_experts_between_two_placements(two_nodes):
-    results = two_nodes.of("cannot_be_undone")
-    assert sum(result["happened"] for result in results) == 2
-    for result in results:
-        assert result["message"].startswith("experts are between two placements: writing experts failed on rank 2")
-        assert "putting experts back failed on rank 0" in result["message"]
-        assert result["message"].endswith("restart from the last checkpoint")
+def half_written(faults):
+    """Raise after the first expert was written and before the others are."""
+    commit, unpack = Transfer.commit, reorder.expert_unpack
+
+    def once(buffer, into):
+        unpack(buffer, into)
+        raise MemoryError("injected into the middle of a commit")
+
+    def strike(self):
+        with mock.patch.object(reorder, "expert_unpack", once if faults.is_due() else unpack):
+            commit(self)
+
+    return mock.patch.object(Transfer, "commit", strike)
+
+
+def damaged(faults):
+    """Flip one bit of an arrived message."""
+    plain = Transfer._verify
+
+    def strike(self):
+        if faults.is_due():
+            next(iter(self._receives.values())).buffer[-40] ^= 1
+        plain(self)
+
+    return mock.patch.object(Transfer, "_verify", strike)
+
+
+def staging(noted_bytes):
+    """Note the buffer memory of every wave."""
+    plain = Transfer.stage
+
+    def stage(self):
+        plain(self)
+        messages = (*self._sends.values(), *self._receives.values())
+        noted_bytes.append(sum(message.buffer.nbytes for message in messages))
+
+    return mock.patch.object(Transfer, "stage", stage)
+
+
+FAULTS = {
+    "staging": (lambda faults: failing("stage", faults), NUM_LAYERS),
+    "arriving damaged": (damaged, 1),
+    "before writing": (lambda faults: failing("commit", faults), NUM_LAYERS),
+    "half written": (half_written, NUM_LAYERS),
+}
+"""The points at which a reorder fails, and the wave in which it does: layers move one after the other."""
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    [(EP4, None), (EP2_EDP2, None), (EP2_EDP2, "half_offloaded")],
+    ids=["ep4", "sharded", "offloaded"],
+)
+def test_S1_S5_S7_a_failure_at_any_point_moves_nothing_anywhere_and_training_does_not_notice(ranks, layout, kind):
+    """With small buffers a layer moves in several waves, which the faults undo one by one."""
+    ranks.run(layout, undone, kind=kind)
+
+
+def undone(cluster, *, kind):
+    """Fail once at every point, then apply a plan. Compare training throughout."""
+    is_sharded = cluster.num_ep_groups > 1
+    options = {"ddp": OVERLAPPED, "clip_grad": 0.0} if is_sharded else {}
+    options |= {"kind": kind, **BF16} if kind else {}
+    buffer_bytes = BUFFER_BYTES if is_sharded else 1 << 30
+    steps = range(len(FAULTS) + 2)
+    with stand_ins(kind):
+        plain = Trained(cluster, "adam", **options)
+        answers = plans_of(cluster, steps, replicate=not is_sharded)
+        balanced, _ = attached(cluster, answers, reorder_buffer_bytes=buffer_bytes, **options)
+        agent, differences, staged_bytes = balanced.agent, Differences(), []
+        agent.begin_step(0, Phase.UPDATE)
+        note_step(differences, plain, balanced, 0)
+        for step, (point, (inject, wave)) in enumerate(FAULTS.items(), 1):
+            placement, before, faults = agent.home_rank_LE, snapshot(balanced), Faults(1, wave)
+            with inject(faults):
+                outcome = agent.begin_step(step, Phase.UPDATE)
+            assert sum(gathered(faults.happened)) == 1, point
+            assert outcome.applied is None
+            assert np.array_equal(agent.home_rank_LE, placement), point
+            assert all(map(torch.equal, before, snapshot(balanced))), point
+            assert [*outcome.causes] == ["undone"]
+            assert outcome.reason.startswith("the reorder was undone: ")
+            assert "failed on rank 1" in outcome.reason
+            is_told = "injected" in outcome.reason or "arrived damaged" in outcome.reason
+            assert is_told == bool(faults.happened)
+            note_step(differences, plain, balanced, step)
+        with staging(staged_bytes):
+            assert agent.begin_step(steps[-1], Phase.UPDATE).applied is not None
+        note_step(differences, plain, balanced, steps[-1])
+        agent.detach()
+    assert max(differences.of.values()) <= TOLERANCE, differences.of
+    if is_sharded:
+        assert 0 < max(staged_bytes) <= buffer_bytes
+        assert max(map(max, gathered(staged_bytes))) > buffer_bytes / 3
+
+
+@on_ranks(EP4)
+def test_S1_no_rank_goes_on_with_experts_between_two_placements(cluster):
+    """Putting experts back fails as well. Every rank stops with one message."""
+    balanced, _ = attached(cluster, plans_of(cluster, range(1)))
+    faults, again = Faults(2, 1), Faults(0, 1)
+    with half_written(faults), failing("restore", again):
+        refused = refusal(lambda: balanced.agent.begin_step(0, Phase.UPDATE))
+    assert sum(gathered(faults.happened + again.happened)) == 2
+    assert refused.startswith("RelibraError: experts are between two placements: writing experts failed on rank 2")
+    assert "putting experts back failed on rank 0" in refused
+    assert refused.endswith("restart from the last checkpoint")

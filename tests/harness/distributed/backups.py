@@ -1,4 +1,4 @@
-"""A job that has reordered, copies of its weights by name, and what scenarios ask of both."""
+"""A job that has reordered, and copies of its weights by name, as frameworks keep them."""
 
 import re
 from collections.abc import Callable
@@ -9,12 +9,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.distributed import state
-from harness.distributed.networks import BATCH, HIDDEN, MODEL, SEQUENCE, Trained, routing
-from harness.distributed.plans import random_plans
-from harness.distributed.scenarios import M, attached
+from harness.distributed.attached import M, attached, plans_of
+from harness.distributed.networks import BATCH, BF16, HIDDEN, OVERLAPPED, SEQUENCE, Trained, routing
 from relibra.agent import Agent, Phase
-from relibra.errors import RelibraError
-from relibra.planning import Cluster, RankPlan
+from relibra.planning import Cluster
 
 
 def by_place(trained: Trained) -> dict[str, Tensor]:
@@ -57,24 +55,24 @@ class Backups:
             each.copy_(self._by_tag[tag][name])
 
 
-def reordered(cluster: Cluster, num_steps: int, *, replicate: bool = False) -> dict[int, RankPlan | None]:
-    rank = dist.get_rank() % cluster.num_ranks
-    return {
-        step: random_plans(60 + step, step, MODEL, cluster, M, replicate=replicate)[rank] for step in range(num_steps)
-    }
+def options_of(cluster: Cluster) -> dict[str, Any]:
+    """Return how jobs train: with several EP groups in bf16, with an optimizer that is cut over ranks."""
+    return {} if cluster.num_ep_groups == 1 else {"ddp": OVERLAPPED, "clip_grad": 0.0, **BF16}
 
 
 def ready(cluster: Cluster, *, replicate: bool = False, **options: Any) -> tuple[Trained, Agent, Backups]:
     """Return a job with a backup `reference` of the first weights, which has reordered and trained one step."""
-    balanced, _ = attached(cluster, reordered(cluster, 4, replicate=replicate), **options)
+    balanced, _ = attached(cluster, plans_of(cluster, range(4), first_seed=60, replicate=replicate), **options)
     assert balanced.agent is not None
     backups = Backups(balanced)
     backups.backup("reference")
     train(balanced, 0)
+    state.gather_parameters([balanced.ddp])
     return balanced, balanced.agent, backups
 
 
 def train(trained: Trained, step: int) -> None:
+    """Train one step, in which experts move."""
     if trained.agent is not None:
         assert trained.agent.begin_step(step, Phase.UPDATE).num_moved_experts or step == 0
     trained.step(step, M, with_gradients=False)
@@ -83,6 +81,7 @@ def train(trained: Trained, step: int) -> None:
 
 
 def outputs(trained: Trained, step: int) -> Tensor:
+    """Return what the network computes in evaluation."""
     hidden = torch.randn(SEQUENCE, BATCH, HIDDEN, generator=torch.Generator().manual_seed(step))
     trained.network.eval()
     trained.set_routing(routing(step, 0, dist.get_rank()))
@@ -92,21 +91,15 @@ def outputs(trained: Trained, step: int) -> Tensor:
     return output
 
 
-def refusal(action: Callable[[], object]) -> str:
-    try:
-        action()
-    except RelibraError as error:
-        return f"{type(error).__name__}: {error}"
-    return "not refused"
+def releasable(trained: Trained) -> Callable[[bool], None]:
+    """Give every weight memory of its own; return a function that releases it, or takes it again with other content."""
+    for parameter in trained.network.parameters():
+        parameter.data = parameter.data.clone()
+    storages = [parameter.untyped_storage() for parameter in trained.network.parameters()]
+    sizes = [storage.nbytes() for storage in storages]
 
+    def resize(is_released: bool) -> None:
+        for storage, size in zip(storages, sizes, strict=True):
+            storage.resize_(0 if is_released else size)
 
-def raised_by(action: Callable[[], object]) -> str:
-    try:
-        action()
-    except BaseException as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
-
-
-def equal(got: dict[str, Tensor], want: dict[str, Tensor]) -> bool:
-    return got.keys() == want.keys() and all(torch.equal(got[name], want[name]) for name in want)
+    return resize

@@ -46,7 +46,8 @@ def quantised_for_another(cluster: Cluster) -> Result:
 
 def checkpoint(cluster: Cluster) -> Result:
     with te.installed():
-        return checkpoints.saved_after_reorder(cluster, bf16=True, **BLOCKWISE)
+        checkpoints.assert_loads_without_relibra(cluster, bf16=True, **BLOCKWISE)
+    return {}
 
 
 def same_bits(cluster: Cluster) -> Result:

@@ -26,6 +26,9 @@ from relibra.planning import Cluster, Model
 MODEL = Model(num_layers=2, num_experts=16, top_k=2)
 HIDDEN, FFN, SEQUENCE, BATCH = 32, 32, 10, 2
 TOKENS = SEQUENCE * BATCH
+SHARDED: dict[str, Any] = {"use_distributed_optimizer": True}
+OVERLAPPED: dict[str, Any] = SHARDED | {"overlap_grad_reduce": True, "overlap_param_gather": True}
+BF16: dict[str, Any] = {"bf16": True, "params_dtype": torch.bfloat16}
 
 
 def transformer_config(cluster: Cluster, **options: Any) -> TransformerConfig:

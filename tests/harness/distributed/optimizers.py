@@ -1,14 +1,13 @@
-"""Kinds of Adam that keep their state in other dtypes or in host memory, and scenarios that train with them."""
+"""Kinds of Adam that keep their state in other dtypes or in host memory, and what they need on the CPU."""
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
 from harness.distributed import fused_adam, host_memory
 from harness.trained import ADAM_EPS
-from relibra.planning import Cluster
 
 NO_AMPLIFICATION: dict[str, Any] = {"adam_eps": ADAM_EPS}
 _PRECISION: dict[str, Any] = NO_AMPLIFICATION | {"use_precision_aware_optimizer": True}
@@ -34,16 +33,14 @@ KINDS: dict[str | None, dict[str, Any]] = {
 _FUSED = ("remainders", "fp16", "fp8", "half_offloaded_beside_fused")
 
 
-def trained_with(
-    cluster: Cluster, *, scenario: Callable[..., Any], kind: str | None = None, **options: Any
-) -> dict[str, Any]:
-    """Run a scenario with one kind of optimizer, on stand-ins for CUDA."""
-    with ExitStack() as stand_ins:
+@contextmanager
+def stand_ins(kind: str | None) -> Iterator[None]:
+    """Let jobs in the body train with a kind of optimizer, on stand-ins for CUDA."""
+    with ExitStack() as stack:
         if kind is not None:
-            stand_ins.enter_context(host_memory.told_apart())
+            stack.enter_context(host_memory.told_apart())
             # HybridDeviceOptimizer stores the classes of the optimizers inside, which torch does not load by default.
-            stand_ins.enter_context(torch.serialization.safe_globals([torch.optim.AdamW, fused_adam.FusedAdam]))
+            stack.enter_context(torch.serialization.safe_globals([torch.optim.AdamW, fused_adam.FusedAdam]))
         if kind in _FUSED:
-            stand_ins.enter_context(fused_adam.installed())
-        result: dict[str, Any] = scenario(cluster, kind=kind, **options)
-        return result
+            stack.enter_context(fused_adam.installed())
+        yield

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from megatron.core.transformer.moe import moe_utils, router
 from torch import Tensor
 
+from harness.distributed.attached import attached
 from harness.distributed.networks import BATCH, HIDDEN, MODEL, SEQUENCE, Trained, routing
 from harness.distributed.plans import random_plans
-from harness.distributed.scenarios import attached
 from relibra.agent import Phase
 from relibra.agent.cells.micro_batch import RealisedLoad
 from relibra.agent.plans.outcome import PhaseRecord, StepOutcome

@@ -15,8 +15,9 @@ import numpy as np
 import torch.distributed as dist
 from torch import nn
 
+from harness.distributed.attached import M, note_step
 from harness.distributed.networks import MODEL, Trained, routing
-from harness.distributed.scenarios import Differences, M
+from harness.distributed.observed import Differences
 from harness.services import Loop, Service
 from relibra.agent import AgentConfig, Phase, attach
 from relibra.errors import RelibraError
@@ -143,7 +144,7 @@ def planner_outage(cluster: Cluster) -> Result:
                 plans.append(driver.plan(step))
             dist.barrier()
             outcomes.append(agent.begin_step(step, Phase.UPDATE))
-            differences.note_step(plain, balanced, step)
+            note_step(differences, plain, balanced, step)
             agent.end_step()
         agent.detach()
         dist.barrier()

@@ -13,7 +13,6 @@ import pytest
 
 from harness import child_process
 from harness.differences import largest
-from harness.distributed import on_cuda
 from harness.distributed.ways_to_join import VARIABLE, Way
 
 DEADLINE_S = 400.0
@@ -22,18 +21,11 @@ DEADLINE_S = 400.0
 class Run:
     """The results of all ranks of one layout, by scenario."""
 
-    def __init__(self, layout: str, way: Way, by_rank: list[dict[str, Any]], log: str) -> None:
-        self._layout, self._way = layout, way
+    def __init__(self, by_rank: list[dict[str, Any]], log: str) -> None:
         self.by_rank, self.log = by_rank, log
 
     def of(self, scenario: str) -> list[dict[str, Any]]:
-        """Return one result per rank. The test fails if a rank raised or did not finish the scenario.
-
-        The test is skipped, with the reason, if the scenario does not run on the device of this session.
-        """
-        refusal = on_cuda.refusal(self._way, self._layout, scenario)
-        if refusal is not None:
-            pytest.skip(refusal)
+        """Return one result per rank. The test fails if a rank raised or did not finish the scenario."""
         failures = [rank[scenario]["error"] for rank in self.by_rank if "error" in rank.get(scenario, {})]
         if failures:
             # If one rank raises and leaves, the others see that its connections end.
@@ -65,15 +57,15 @@ class Ranks:
 
     def run(self, layout: str, folder: Path) -> Run:
         """Run all scenarios of a layout that run this way; return what the ranks wrote to `folder`."""
-        if self._way is not Way.CPU and layout not in on_cuda.SCENARIOS:
-            pytest.skip(f"{layout} runs on the CPU only: harness.distributed.on_cuda does not name it")
+        if self._way is not Way.CPU and layout != "hot_path":
+            pytest.skip(f"{layout} runs on the CPU only")
         process = self._process = self._process or self._started()
         assert process.stdin is not None
         process.stdin.write(f"{layout} {folder}\n".encode())
         process.stdin.flush()
         log = self._log_until_done(process)
         files = sorted(folder.glob("rank*.json"))
-        return Run(layout, self._way, [json.loads(file.read_text()) for file in files], log)
+        return Run([json.loads(file.read_text()) for file in files], log)
 
     def stop(self) -> None:
         """End the process and its ranks."""
@@ -96,7 +88,7 @@ class Ranks:
 
     def _started(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            child_process.command("harness.distributed.ranks"),
+            child_process.command("harness.distributed.scenario_ranks"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -10,12 +10,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.distributed import state
-from harness.distributed.backups import equal, refusal
 from harness.distributed.gpt_job import GptJob
 from harness.distributed.gpt_model import EXPERT
 from harness.distributed.matrix import num_micro_batches
+from harness.distributed.observed import Differences, equal, refusal
 from harness.distributed.plans import ScriptedPlans, random_plans
-from harness.distributed.scenarios import Differences
 from harness.distributed.slime_code import Actor
 from relibra.agent import AgentConfig, Phase, attach
 from relibra.planning import Cluster

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from harness import exports
 from harness.distributed import slime_actor
-from harness.distributed.backups import refusal
 from harness.distributed.miles_actor import MilesActor
+from harness.distributed.observed import Differences, refusal
 from harness.distributed.plans import random_plans
-from harness.distributed.scenarios import Differences
 from harness.distributed.slime import shared_folder
 from harness.distributed.slime_actor import SlimeActor
 from harness.distributed.slime_job import SAMPLES, samples_of

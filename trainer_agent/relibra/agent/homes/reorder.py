@@ -125,11 +125,6 @@ class Transfer:
         self._receives: dict[int, _Message] = {}
         self.sent_bytes = 0
 
-    @property
-    def staged_bytes(self) -> int:
-        """The size of the message buffers on this rank."""
-        return sum(each.buffer.nbytes for messages in (self._sends, self._receives) for each in messages.values())
-
     def stage(self) -> None:
         """Pack all outgoing experts and make room for all incoming ones, in the order in which they travel."""
         rank = self._transport.rank

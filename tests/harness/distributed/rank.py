@@ -1,0 +1,114 @@
+"""`python -m harness.distributed.rank` imports megatron once, and starts the ranks of one layout after another.
+
+Each message in its input (`ranks.Start`) names a layout. A rank connects to the test, and then calls one function
+(`ranks.Call`) after the other. A function that raises ends its rank: the other ranks would wait for it in vain.
+
+On the CPU, ranks are forks of this process. A process that may have asked for a CUDA device must not be forked, so
+ranks on a device start anew and import megatron themselves.
+"""
+
+import ast
+import gc
+import logging
+import multiprocessing
+import os
+import pickle
+import sys
+import traceback
+import warnings
+from multiprocessing.connection import Client
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from _pytest.assertion.rewrite import rewrite_asserts
+
+from harness.distributed import device
+
+device.install()
+
+from megatron.core import parallel_state  # noqa: E402
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
+
+from harness.distributed.layout import Layout  # noqa: E402
+from harness.distributed.ranks import Answer, Call, Start  # noqa: E402
+
+COLLECTIVE_TIMEOUT_S = 120.0
+"""Long, because ranks also wait for a rank that starts services on a busy machine."""
+
+
+def module_of(file: str, name: str) -> ModuleType:
+    """Import a file of tests by its path, with pytest's explanations of failed assertions."""
+    if name not in sys.modules:
+        source = Path(file).read_bytes()
+        tree = ast.parse(source)
+        rewrite_asserts(tree, source, file)
+        module = sys.modules[name] = ModuleType(name)
+        module.__file__ = file
+        exec(compile(tree, file, "exec"), vars(module))
+    return sys.modules[name]
+
+
+def arrange(layout: Layout) -> None:
+    """Make megatron's process groups of a layout."""
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tensor_parallel_size,
+        context_parallel_size=layout.context_parallel_size,
+        pipeline_model_parallel_size=layout.num_stages,
+        virtual_pipeline_model_parallel_size=layout.num_chunks,
+        expert_model_parallel_size=layout.cluster.num_ranks,
+        expert_tensor_parallel_size=layout.expert_tensor_parallel_size,
+        distributed_timeout_minutes=2,
+    )
+
+
+def answer(layout: Layout, call: Call) -> Answer:
+    """Call the function."""
+    try:
+        function = getattr(module_of(call.file, call.module), call.name)
+        return Answer(function(layout.cluster, **call.arguments))
+    except pytest.skip.Exception as skipped:
+        return Answer(skipped=str(skipped))
+    except Exception:
+        return Answer(raised=traceback.format_exc())
+
+
+def run_rank(rank: int, start: Start) -> None:
+    """Join the other ranks, and call functions until the test closes the connection."""
+    warnings.simplefilter("ignore")
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+    layout = start.layout
+    connection = Client(f"{start.folder}/ranks.sock")
+    connection.send((rank, os.getpid()))
+    device.join(rank, layout.num_ranks, start.folder, COLLECTIVE_TIMEOUT_S)
+    arrange(layout)
+    model_parallel_cuda_manual_seed(1)
+    while True:
+        try:
+            result = answer(layout, connection.recv())
+            connection.send(result)
+        except (EOFError, OSError):
+            os._exit(0)
+        if result.raised:
+            os._exit(1)
+
+
+def main() -> None:
+    """Start the ranks that the input names."""
+    gc.freeze()  # megatron collects garbage in every checkpoint; without this it would scan all imported objects
+    is_on_cpu = device.WAY is device.Way.CPU
+    context: Any = multiprocessing.get_context("fork" if is_on_cpu else "spawn")
+    while True:
+        try:
+            start: Start = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        if is_on_cpu:
+            module_of(start.file, start.module)
+        for rank in range(start.layout.num_ranks):
+            context.Process(target=run_rank, args=(rank, start)).start()  # this also reaps the ranks that ended
+
+
+if __name__ == "__main__":
+    main()
