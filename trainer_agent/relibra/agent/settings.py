@@ -78,7 +78,7 @@ SETTINGS = (
     Setting(
         name="expert_tensor_parallel_size",
         runs="any size, with moe_token_dispatcher_type='alltoall'",
-        tested=_MATRIX,
+        tested="distributed/test_cut_experts.py",
         is_refused=lambda config: (
             config.expert_tensor_parallel_size > 1 and config.moe_token_dispatcher_type != "alltoall"
         ),
