@@ -86,12 +86,13 @@ def run_rank(rank: int, start: Start) -> None:
     model_parallel_cuda_manual_seed(1)
     while True:
         try:
-            result = answer(layout, connection.recv())
+            call = connection.recv()
+            result = answer(layout, call)
             connection.send(result)
         except (EOFError, OSError):
             os._exit(0)
-        if result.raised:
-            os._exit(1)
+        if result.raised or call.is_last:
+            os._exit(0)
 
 
 def main() -> None:

@@ -45,6 +45,8 @@ class Call(NamedTuple):
     module: str
     name: str
     arguments: dict[str, Any]
+    is_last: bool = False
+    """Whether the rank ends after the call."""
 
 
 class Answer(NamedTuple):
@@ -129,7 +131,7 @@ class Ranks:
             self._groups[layout] = self._started(Start(layout, "", call.file, call.module))
         group = self._groups[layout]
         for connection in group.connections:
-            connection.send(call)
+            connection.send(call._replace(is_last=may_die))
         answers = self._answers(group)
         if may_die or not all(answers) or any(answer and answer.raised for answer in answers):
             self._groups.pop(layout).stop()
