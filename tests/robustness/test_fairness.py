@@ -26,7 +26,7 @@ NUM_WARM_UP = 5
 ATTACKED_S = 20.0
 """How long the waits beside an attack are measured at least; calls without a message are renewed every 10 to 20 s."""
 REFUSED_S = 45.0
-"""The same where thousands of calls of one job are ended: they are renewed every 20 to 40 s."""
+"""The same where thousands of calls of one job are refused: they are renewed every 20 s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ ON_PLANNERS = [
     Row(
         name="calls_without_a_message",
         attack="8448 calls of headers only, with a token",
-        stopped_by="max_calls_per_job 4096; at most 400 calls of a job without a deadline are ended per second",
+        stopped_by="max_calls_per_job 4096; 100 calls of a job are refused per second, the others within 20 s",
         counted=("max_calls_per_job", "message_timeout"),
         attacked_s=REFUSED_S,
     ),
@@ -72,7 +72,7 @@ ON_PLANNERS = [
     Row(
         name="shapes_of_many_extents",
         attack="shapes of a million extents, one after another",
-        stopped_by="4096 bytes of numbers in a list, checked before parsing",
+        stopped_by="elements of a message, counted before parsing",
     ),
     Row(
         name="steps_of_many_points",

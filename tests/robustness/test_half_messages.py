@@ -5,7 +5,7 @@ import pytest
 from harness.robustness.raw_http2 import RawConnection
 from harness.robustness.world import World, figure, take_step
 from harness.services import Loop, eventually
-from relibra.planner.limits.open_calls import NUM_RECEIVING
+from relibra.planner.limits.receiving import NUM_RECEIVING
 from relibra.store import Role, Store
 
 pytestmark = [pytest.mark.robustness, pytest.mark.integration]

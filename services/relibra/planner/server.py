@@ -11,11 +11,10 @@ import grpc
 import grpc.aio
 
 from relibra.errors import RelibraError, Unavailable
-from relibra.planner.limits.admission import Admission, max_part_size_bytes
+from relibra.planner.limits.admission import MAX_CALLS, Admission, max_part_size_bytes
 from relibra.planner.limits.container_cores import container_cores, with_threads
 from relibra.planner.limits.container_memory import container_limit_bytes, fitted
 from relibra.planner.limits.large_messages import SWITCH_INTERVAL_S
-from relibra.planner.limits.open_calls import MAX_CALLS
 from relibra.planner.limits.redis_memory import tell_of_room
 from relibra.planner.loop.planning_loop import PlanningLoop
 from relibra.planner.loop.step_expiry import StepExpiry
@@ -180,7 +179,7 @@ class PlannerServer:
         await self._health.drain()
         self._routing.drain()
         self._notifier.drain()
-        self._admission.calls.drain()
+        self._admission.drain()
         self._loop.stop()
         await self._server.stop(DRAIN_TIMEOUT_S)
         try:

@@ -1,9 +1,10 @@
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from relibra.errors import LimitExceeded
-from relibra.planner.limits.admission import Admission
+from relibra.errors import LimitExceeded, TooManyCalls
+from relibra.planner.limits.admission import MAX_HEALTH_WATCHES, MAX_PACKINGS, Admission
 from relibra.planner.settings import PlannerSettings
 from relibra.planning import Cluster, Model
 from relibra.store import ALL_JOBS
@@ -11,35 +12,6 @@ from relibra.store import ALL_JOBS
 
 def admission_of(**settings: Any) -> Admission:
     return Admission(PlannerSettings.load(redis_url="unix:///unused", **settings))
-
-
-def test_a_burst_is_free_and_what_goes_beyond_is_paid_in_time() -> None:
-    admission = admission_of(max_ingest_bytes_per_s=100)
-    assert admission.delay_s("job", 100, now=0.0) == 0.0
-    assert admission.delay_s("job", 50, now=0.0) == pytest.approx(0.5)
-    assert admission.delay_s("job", 0, now=0.5) == 0.0
-
-
-def test_an_idle_job_saves_up_one_burst_and_no_more() -> None:
-    admission = admission_of(max_ingest_bytes_per_s=100)
-    admission.delay_s("job", 1000, now=0.0)
-    assert admission.delay_s("job", 100, now=1e6) == 0.0
-    assert admission.delay_s("job", 100, now=1e6) == pytest.approx(1.0)
-
-
-def test_S6_one_job_does_not_slow_down_another() -> None:
-    admission = admission_of(max_ingest_bytes_per_s=100)
-    assert admission.delay_s("flood", 10_000, now=0.0) > 0
-    assert admission.delay_s("victim", 100, now=0.0) == 0.0
-
-
-def test_S7_names_are_forgotten_when_they_have_paid() -> None:
-    admission = admission_of(max_ingest_bytes_per_s=100)
-    assert admission.delay_s("in debt", 100_000, 0.0) == 999.0
-    for number in range(20_000):
-        admission.delay_s(f"job-{number}", 1, float(number) / 1000)
-    assert len(admission._spent_until) < 5000
-    assert admission.delay_s("in debt", 100, 100.0) == 900.0
 
 
 def test_S6_a_job_has_no_more_open_calls_than_its_limit_and_other_jobs_are_served() -> None:
@@ -57,7 +29,28 @@ def test_S6_a_job_has_no_more_open_calls_than_its_limit_and_other_jobs_are_serve
     for _ in range(3):
         with admission.call(ALL_JOBS), admission.call(ALL_JOBS), admission.call(ALL_JOBS):
             pass
-    assert len(admission.calls) == 0
+    assert len(admission._calls) == 0
+
+
+def test_S7_watches_of_health_are_bounded_and_checks_are_always_answered() -> None:
+    admission = admission_of()
+    with ExitStack() as stack:
+        for number in range(MAX_HEALTH_WATCHES):
+            stack.enter_context(admission.health_call("Watch", f"{ALL_JOBS} connection {number % 2}"))
+        with pytest.raises(TooManyCalls, match=r"256 watches of health.*use Check") as refused:
+            stack.enter_context(admission.health_call("Watch", f"{ALL_JOBS} connection 1"))
+        assert refused.value.limit == "health_watches"
+        stack.enter_context(admission.health_call("Check", f"{ALL_JOBS} connection 1"))
+
+
+def test_S7_a_job_has_few_packings_under_way() -> None:
+    admission = admission_of()
+    with ExitStack() as stack:
+        for _ in range(MAX_PACKINGS):
+            stack.enter_context(admission.packings.hold("job"))
+        with pytest.raises(TooManyCalls, match=r"job 'job' has 4 packings under way .* \(packings\)"):
+            stack.enter_context(admission.packings.hold("job"))
+        stack.enter_context(admission.packings.hold("other"))
 
 
 def test_S7_a_job_has_no_more_ranks_than_a_sum_can_name() -> None:

@@ -9,8 +9,7 @@ import pytest
 from harness.planning_loops import Solver, is_idle, job_with_two_steps, loop_over, nothing, running
 from harness.services import CLUSTER, MODEL, PARAMS, Loop
 from harness.step_samples import IDS, SCHEDULE
-from relibra.errors import InvalidInput, TooManyCalls, Unavailable
-from relibra.planner.loop.pack_queue import MAX_WAITING
+from relibra.errors import InvalidInput, Unavailable
 from relibra.planner.solve.packing import PackTask
 from relibra.planning.schedule import PackingRules
 from relibra.store import JobRecord, Store
@@ -45,21 +44,14 @@ def test_S6_packings_and_steps_of_jobs_take_turns(store: Store, run: Loop, job: 
     assert sorted(solver.steps) == [("job", 1), ("job", 2), *[("job", 3)] * 3, ("other", 1)]
 
 
-def test_S7_a_job_may_have_few_packings_that_wait(store: Store, run: Loop, job: JobRecord) -> None:
+def test_L4_packings_that_wait_are_refused_by_a_planner_that_drains(store: Store, run: Loop, job: JobRecord) -> None:
     async def scenario() -> None:
         loop = loop_over(store, Solver(nothing))
-        packing = [asyncio.create_task(loop.pack(pack_task(job))) for _ in range(MAX_WAITING)]
-        await asyncio.sleep(0)
-        with pytest.raises(TooManyCalls, match="4 packings of job 'job' wait for a solver already"):
-            await loop.pack(pack_task(job))
-        packing[0].cancel()  # its caller has gone, which makes room
-        await asyncio.wait({packing[0]})
-        packing.append(asyncio.create_task(loop.pack(pack_task(job))))
+        waiting = asyncio.create_task(loop.pack(pack_task(job)))
         await asyncio.sleep(0)
         loop.stop()
-        for each in packing[1:]:
-            with pytest.raises(Unavailable, match="drains"):
-                await each
+        with pytest.raises(Unavailable, match="drains"):
+            await waiting
         with pytest.raises(Unavailable, match="drains"):
             await loop.pack(pack_task(job))
 

@@ -11,10 +11,9 @@ import grpc.aio
 import pytest
 
 from relibra.errors import TooManyCalls, Unavailable
-from relibra.planner.limits import open_calls
 from relibra.planner.limits.admission import Admission, account_of_connection
-from relibra.planner.limits.open_calls import MessageTimeout
-from relibra.planner.limits.open_streams import OpenStreams
+from relibra.planner.limits.limiter import Limiter
+from relibra.planner.limits.receiving import MessageTimeout
 from relibra.planner.metrics import Metrics
 from relibra.planner.plan_notifier import ShuttingDown
 from relibra.planner.serve.access import ANYBODY
@@ -24,7 +23,7 @@ from relibra.planner.settings import PlannerSettings
 
 def test_S6_a_stream_that_makes_room_ends_with_an_error_after_which_its_reporter_tries_again() -> None:
     admission = Admission(PlannerSettings.load(redis_url="unix:///unused", max_streams_per_job=1))
-    admission.streams = OpenStreams(1, idle_s=0.0)
+    admission.streams = Limiter("streams", limit="max_streams_per_job", per_identity=1, idle_s=0.0)
     interceptor = CallInterceptor(None, admission, Metrics())  # type: ignore[arg-type]  # nobody is identified here
     events: list[str] = []
     has_written = asyncio.Event()
@@ -42,10 +41,10 @@ def test_S6_a_stream_that_makes_room_ends_with_an_error_after_which_its_reporter
             events.append("closed")
 
     async def scenario() -> None:
-        with admission.streams.open("job") as stream:
+        with admission.streams.hold("job") as stream:
             serving = asyncio.create_task(interceptor._stream(responses(), Context(), stream))
             await has_written.wait()
-            with admission.streams.open("job"), pytest.raises(TooManyCalls, match="made room for another") as caught:
+            with admission.streams.hold("job"), pytest.raises(TooManyCalls, match="made room for another") as caught:
                 await serving
         assert caught.value.retryable
         assert caught.value.limit == "max_streams_per_job"
@@ -56,7 +55,7 @@ def test_S6_a_stream_that_makes_room_ends_with_an_error_after_which_its_reporter
 
 def test_S6_a_stream_that_makes_room_is_told_at_once_and_is_no_refusal_that_waits() -> None:
     admission = Admission(PlannerSettings.load(redis_url="unix:///unused", max_streams_per_job=1))
-    admission.streams = OpenStreams(1, idle_s=0.0)
+    admission.streams = Limiter("streams", limit="max_streams_per_job", per_identity=1, idle_s=0.0)
     access = SimpleNamespace(identify=mock.AsyncMock(return_value=ANYBODY))
     interceptor = CallInterceptor(access, admission, Metrics())  # type: ignore[arg-type]
     has_begun = asyncio.Event()
@@ -75,8 +74,8 @@ def test_S6_a_stream_that_makes_room_is_told_at_once_and_is_no_refusal_that_wait
         serve = interceptor._ours(SimpleNamespace(stream_stream=responses), "ReportRouting")
         serving = asyncio.create_task(interceptor._answering("ReportRouting", serve)(None, context))
         await has_begun.wait()
-        refusing = mock.patch.object(admission.calls, "refusing", side_effect=AssertionError("it waits"))
-        with refusing, admission.streams.open(account_of_connection(peer)):
+        refusing = mock.patch.object(admission.refusals, "wait", side_effect=AssertionError("it waits"))
+        with refusing, admission.streams.hold(account_of_connection(peer)):
             await serving
         assert "made room for another" in context.abort.call_args.args[1]
 
@@ -128,10 +127,7 @@ def test_L4_a_planner_that_drains_is_unavailable_to_callers_and_to_metrics_no_re
     assert [each.labels["error"] for each in family.samples if each.name.endswith("_total")] == ["ShuttingDown"]
 
 
-def test_S6_a_call_that_waits_for_its_refusal_counts_for_the_job_of_its_caller(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(open_calls, "REFUSAL_DELAY_S", 3600.0)
+def test_S6_a_call_that_waits_for_its_refusal_counts_for_the_job_of_its_caller() -> None:
     admission = Admission(PlannerSettings.load(redis_url="unix:///unused"))
     interceptor = CallInterceptor(None, admission, Metrics())  # type: ignore[arg-type]  # nobody is identified here
 
@@ -149,13 +145,16 @@ def test_S6_a_call_that_waits_for_its_refusal_counts_for_the_job_of_its_caller(
         raise TooManyCalls("too many calls", limit="max_calls_per_job")
 
     async def scenario() -> None:
-        refused = asyncio.create_task(interceptor._answering("FetchPlan", serve)(None, Context()))
+        answer = interceptor._answering("FetchPlan", serve)
+        refused = [asyncio.create_task(answer(None, Context())) for _ in range(1000)]
         await asyncio.sleep(0)
-        assert admission.calls._num_refused == {"greedy": 1}
-        refused.cancel()  # the caller does not wait that long
-        await asyncio.gather(refused, return_exceptions=True)
-        assert not admission.calls._num_refused
+        assert len(admission.refusals) > 900
+        await asyncio.wait_for(admission.refusals.wait("modest", None), 60)
         Context.remaining_s = 0.01
-        await asyncio.wait_for(interceptor._answering("FetchPlan", serve)(None, Context()), 120)
+        await asyncio.wait_for(answer(None, Context()), 60)  # the caller does not wait any longer
+        for task in refused:
+            task.cancel()
+        await asyncio.gather(*refused, return_exceptions=True)
+        assert len(admission.refusals) == 0
 
     asyncio.run(scenario())

@@ -5,12 +5,13 @@ too fast is slowed down.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from relibra.errors import InvalidInput, LimitExceeded
 from relibra.planner.limits.large_messages import LargeMessages
-from relibra.planner.limits.open_calls import OpenCalls
-from relibra.planner.limits.open_streams import OpenStreams
+from relibra.planner.limits.limiter import Limiter
+from relibra.planner.limits.receiving import Receiving
+from relibra.planner.limits.refusals import Refusals
 from relibra.planner.limits.solve_size import pack_size_bytes, solve_size_bytes
 from relibra.planner.settings import PlannerSettings
 from relibra.planning import Cluster, Model, PlanParams
@@ -35,7 +36,15 @@ MAX_FETCH_WAIT_S = 60.0
 MAX_REFUSAL_LENGTH = 2000
 """How many letters of the reason of a refused sequence the planner answers with."""
 
+MAX_CALLS = 8192
+"""Open calls of all accounts together; an agent that waits for its plan is an open call."""
 MAX_HEALTH_WATCHES = 256
+MAX_PACKINGS = 4
+"""How many packings of a job may be under way at this planner. A trainer driver asks for one at a time."""
+STREAM_IDLE_S = 10.0
+"""How long a stream of reports must have been silent before it makes room for another one of its job. Reporters keep
+a stream open while they have nothing to send, so no worker is shut out for good; and a stream may hold a message that
+lacks its end, so those leave first."""
 _SCHEDULE_SIZE_BYTES = 16 << 20
 """A schedule of `max_sequences` sequences with names of usual length. It comes in parts."""
 _REQUEST_SIZE_BYTES: Mapping[str, int] = {
@@ -51,9 +60,6 @@ _REQUEST_SIZE_BYTES: Mapping[str, int] = {
 _COUNT_SIZE_BYTES = 4
 _LOAD_SIZE_BYTES = 8
 _ENVELOPE_SIZE_BYTES = 1024
-_BURST_S = 1.0
-_MAX_CLOCKS = 4096
-"""Callers may send any number of job names; beyond this many clocks, those in the past are dropped."""
 
 
 def max_request_size_bytes(method: str, max_cells: int) -> int:
@@ -73,15 +79,41 @@ def account_of_connection(peer: str) -> str:
 
 
 class Admission:
-    """The limits of one planner, and what each job has used of them."""
+    """The limits of one planner, and what each account, a job id or `account_of_connection`, has used of them."""
 
     def __init__(self, settings: PlannerSettings) -> None:
         self._settings = settings
-        self.calls = OpenCalls()
+        self._calls = Limiter(
+            "calls open", limit="calls", advice="call another planner, or add planners", total=MAX_CALLS
+        )
+        self._calls_of_job = Limiter(
+            "calls and streams open",
+            limit="max_calls_per_job",
+            advice="end some, or raise the limit",
+            per_identity=settings.max_calls_per_job,
+        )
+        self.streams = Limiter(
+            "streams of reports open",
+            limit="max_streams_per_job",
+            advice="the reporter tries again, at another planner if there is one. Add planners, or raise the limit",
+            per_identity=settings.max_streams_per_job,
+            idle_s=STREAM_IDLE_S,
+        )
+        self._health_watches = Limiter(
+            "watches of health", limit="health_watches", advice="use Check", total=MAX_HEALTH_WATCHES
+        )
+        self.packings = Limiter(
+            "packings under way", limit="packings", advice="wait for one of them", per_identity=MAX_PACKINGS
+        )
+        self.ingest_bytes = Limiter("bytes of reports", rate_per_s=settings.max_ingest_bytes_per_s)
+        self.receiving = Receiving()
+        self.refusals = Refusals()
         self.large = LargeMessages()
-        self.streams = OpenStreams(settings.max_streams_per_job)
-        self._num_watches = 0
-        self._spent_until: dict[str, float] = {}
+
+    def drain(self) -> None:
+        """Answer at once the calls that wait for their refusal, and soon those whose message does not arrive."""
+        self.receiving.drain()
+        self.refusals.drain()
 
     @property
     def store_limits(self) -> StoreLimits:
@@ -90,32 +122,24 @@ class Admission:
 
     @contextmanager
     def call(self, account: str) -> Iterator[None]:
-        """Count a call or stream of an account, a job id or `account_of_connection`, for as long as it is open.
+        """Count a call or stream of an account for as long as it is open.
 
         Raises:
             TooManyCalls: the job, or all callers together, have too many open calls.
         """
-        limit = None if account.startswith(ALL_JOBS) else self._settings.max_calls_per_job
-        with self.calls.open(account, limit):
+        of_job = nullcontext() if account.startswith(ALL_JOBS) else self._calls_of_job.hold(account)
+        with of_job, self._calls.hold(account):
             yield
 
     @contextmanager
-    def health_call(self, method: str) -> Iterator[None]:
+    def health_call(self, method: str, account: str) -> Iterator[None]:
         """Count a call of the health service; those that end at once are never refused, or a probe would fail.
 
         Raises:
-            LimitExceeded: too many callers watch the health of this planner.
+            TooManyCalls: too many callers watch the health of this planner.
         """
-        is_watch = method == "Watch"
-        if is_watch and self._num_watches >= MAX_HEALTH_WATCHES:
-            raise LimitExceeded(
-                f"{MAX_HEALTH_WATCHES} callers watch the health of this planner; use Check", limit="health_watches"
-            )
-        self._num_watches += is_watch
-        try:
+        with self._health_watches.hold(account) if method == "Watch" else nullcontext():
             yield
-        finally:
-            self._num_watches -= is_watch
 
     @property
     def max_sequences(self) -> int:
@@ -133,24 +157,6 @@ class Admission:
             raise LimitExceeded(
                 f"the message of {method} may have {limit} bytes, got {size_bytes}", limit="request_size"
             )
-
-    def delay_s(self, job_id: str, size_bytes: int, now: float) -> float:
-        """Account for bytes that a job has sent; return how long they must wait before the planner takes them in.
-
-        This is the generic cell rate algorithm with one virtual clock per job: what a job sends moves its clock on.
-        https://en.wikipedia.org/wiki/Generic_cell_rate_algorithm
-
-        Args:
-            job_id: the job, registered or not.
-            size_bytes: the size of what it sent.
-            now: monotonic time in seconds.
-        """
-        if len(self._spent_until) >= _MAX_CLOCKS:
-            # A clock in the past means the same as no clock.
-            self._spent_until = {each: until for each, until in self._spent_until.items() if until > now}
-        spent_until = max(self._spent_until.get(job_id, now), now) + size_bytes / self._settings.max_ingest_bytes_per_s
-        self._spent_until[job_id] = spent_until
-        return max(0.0, spent_until - now - _BURST_S)
 
     def check_num_jobs(self, num_jobs: int) -> None:
         """Refuse one more job.

@@ -4,12 +4,9 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from relibra.errors import RelibraError, TooManyCalls
+from relibra.errors import RelibraError
 from relibra.planner.solve.packing import PackTask
 from relibra.planning import Schedule
-
-MAX_WAITING = 4
-"""How many packings of a job may wait at this planner. A trainer driver asks for one at a time."""
 
 Packed = tuple[Schedule, str]
 
@@ -45,14 +42,7 @@ class PackQueue:
         self._waiting: list[WaitingPack] = []
 
     def add(self, task: PackTask) -> WaitingPack:
-        """Let a packing wait for a solver.
-
-        Raises:
-            TooManyCalls: as many packings of the job wait already as may.
-        """
-        job_id = task.job.job_id
-        if sum(each.job_id == job_id for each in self.waiting()) >= MAX_WAITING:
-            raise TooManyCalls(f"{MAX_WAITING} packings of job {job_id!r} wait for a solver already", limit="packings")
+        """Let a packing wait for a solver."""
         packed: asyncio.Future[Packed] = asyncio.get_running_loop().create_future()
         waiting = WaitingPack(task=task, submitted_at=time.time(), packed=packed)
         self._waiting.append(waiting)

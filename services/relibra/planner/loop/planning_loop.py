@@ -89,7 +89,6 @@ class PlanningLoop:
 
         Raises:
             RelibraError: the sequences cannot be packed; `Unavailable` also if this planner drains.
-            TooManyCalls: too many packings of the job wait.
         """
         if self._is_stopping:
             raise _drains()

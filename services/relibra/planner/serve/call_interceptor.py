@@ -21,10 +21,11 @@ from opentelemetry.context import Context
 
 from relibra.errors import Forbidden, InvalidInput, RelibraError, UnknownJob, shown
 from relibra.planner.limits.admission import Admission, account_of_connection
-from relibra.planner.limits.large_messages import LARGE_SIZE_BYTES, check_repeated
-from relibra.planner.limits.open_calls import LIMITS_OF_CALLS, NUM_RECEIVING, NUM_RECEIVING_PARTS
-from relibra.planner.limits.open_streams import OpenStream
+from relibra.planner.limits.large_messages import LARGE_SIZE_BYTES
+from relibra.planner.limits.limiter import Hold
+from relibra.planner.limits.num_elements import check_num_elements
 from relibra.planner.limits.refusal_log import RefusalLog
+from relibra.planner.limits.refusals import LIMITS_OF_CALLS
 from relibra.planner.metrics import Metrics
 from relibra.planner.serve.access import Access, Caller
 from relibra.store import ALL_JOBS
@@ -95,9 +96,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def _health(self, handler: Any, method: str) -> _Serve:
         async def serve(context: Any, _: _Call) -> None:
-            with self._admission.health_call(method):
+            account = account_of_connection(context.peer())
+            with self._admission.health_call(method, account):
                 async with AsyncExitStack() as stack:
-                    request = await self._read(context, method, handler, account_of_connection(context.peer()), stack)
+                    request = await self._read(context, method, handler, account, stack)
                 if handler.unary_unary:
                     await context.write(await handler.unary_unary(request, context))
                 else:
@@ -118,9 +120,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 if handler.stream_stream:
                     if named := attempt_of_stream(context.invocation_metadata())[0]:
                         caller.check(method, check_job_id(named))
-                    stream = stack.enter_context(self._admission.streams.open(account))
+                    stream = stack.enter_context(self._admission.streams.hold(account))
                     call.is_open_stream = True
-                    requests = self._requests(context, method, handler, stream)
+                    requests = self._requests(context, method, handler, account, stream)
                     await self._stream(handler.stream_stream(requests, context), context, stream)
                     return
                 # Half a message of a viewer must not hold up the trainer.
@@ -146,9 +148,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         A large message has the turn of its account until `stack` ends.
         """
         is_in_parts = method in METHODS_IN_PARTS
-        turns = f"{account} in parts" if is_in_parts else account
-        num_turns = NUM_RECEIVING_PARTS if is_in_parts else NUM_RECEIVING
-        async with self._admission.calls.receiving(turns, num_turns=num_turns) as deadline:
+        async with self._admission.receiving.turn(account, is_in_parts=is_in_parts) as deadline:
             parts, size_bytes = [], 0
             while (part := await context.read()) is not grpc.aio.EOF:
                 parts.append(part)
@@ -162,7 +162,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             await stack.enter_async_context(self._admission.large.turn(account, size_bytes))
         return await self._decode(b"".join(parts), method, handler)
 
-    async def _stream(self, responses: Any, context: Any, stream: OpenStream) -> None:
+    async def _stream(self, responses: Any, context: Any, stream: Hold) -> None:
         """Send responses until they end, or until the stream makes room for another one."""
 
         async def send() -> None:
@@ -181,10 +181,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             over.cancel()
             await asyncio.gather(sending, over, return_exceptions=True)
 
-    async def _requests(self, context: Any, method: str, handler: Any, stream: OpenStream) -> AsyncIterator[Any]:
+    async def _requests(
+        self, context: Any, method: str, handler: Any, account: str, stream: Hold
+    ) -> AsyncIterator[Any]:
         while (data := await context.read()) is not grpc.aio.EOF:
-            self._admission.streams.hear(stream)
-            async with self._admission.large.turn(stream.account, len(data)):
+            self._admission.streams.use(account, stream)
+            async with self._admission.large.turn(account, len(data)):
                 request = await self._decode(data, method, handler)
             await self._check_now(request, context, method)
             yield request
@@ -194,7 +196,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         def parse() -> Any:
             if len(data) > LARGE_SIZE_BYTES:
-                check_repeated(data, _descriptor(handler), self._admission.max_sequences)
+                check_num_elements(data, _descriptor(handler), self._admission.max_sequences)
             return handler.request_deserializer(data)
 
         try:
@@ -224,13 +226,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             self._metrics.limited.labels(limit or "other").inc()
         # The runbook sends people who look for the cause of a limit to the log.
         level = logging.DEBUG if error.retryable and limit is None else logging.INFO
-        # The text of Forbidden names the caller, who is known, at its beginning. Names of jobs that do not exist are
-        # without number.
+        # A line per caller for Forbidden, whose text begins with the caller; one line for all unknown jobs, because
+        # callers can make up any number of names; else a line per job.
         who = details[:60] if isinstance(error, Forbidden) else "" if isinstance(error, UnknownJob) else call.job_id
         self._refusals.note(f"{method} {name}", who, f"{method} refused: {name}: {shown(details)}", level)
         if limit in LIMITS_OF_CALLS and not call.is_open_stream:
-            # A client that calls again as soon as it is refused would otherwise keep the planner busy with refusals.
-            await self._admission.calls.wait_to_refuse(call.job_id, context.time_remaining())
+            await self._admission.refusals.wait(call.job_id, context.time_remaining())
         try:
             await context.abort(code, details, trailing_metadata=metadata)
         except grpc.aio.AbortError as aborted:

@@ -116,7 +116,8 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
             request.ByteSize(), lambda: pack_task(self._admission, job, step, request)
         )
         await self._check_reported(job, step, task.sequence_ids)
-        return await self._planning.pack(task)
+        with self._admission.packings.hold(job.job_id):
+            return await self._planning.pack(task)
 
     async def _note_packing(self, job: JobRecord, step: int, text: str, *, is_packed: bool) -> None:
         """Keep how a packing ended, for the pages; a caller who waits must hear of it even if Redis is away."""

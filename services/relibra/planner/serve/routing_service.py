@@ -130,7 +130,8 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
             sizes[request.job_id] += request.ByteSize()
         self._metrics.ingested_bytes.inc(sizes.total())
         now = time.monotonic()
-        return max(self._admission.delay_s(job_id, size_bytes, now) for job_id, size_bytes in sizes.items())
+        delay_s = self._admission.ingest_bytes.delay_s
+        return max(delay_s(job_id, size_bytes, now) for job_id, size_bytes in sizes.items())
 
     async def _keep(
         self, batch: list[routing_pb2.ReportRoutingRequest], jobs: dict[str, JobRecord]

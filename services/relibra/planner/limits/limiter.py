@@ -1,0 +1,170 @@
+"""One limit on what an identity may hold at the same time, and on how fast it may take it (S6, S7).
+
+An identity is a job, or one connection of a caller that may act for all jobs. All limits on concurrency and speed at a
+planner are limiters: calls, streams, messages that are received or worked on, packings, bytes of reports, refusals.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+
+from relibra.errors import TooManyCalls
+
+_MAX_CLOCKS = 4096
+"""Callers may send any number of names; beyond this many clocks, those in the past are dropped."""
+
+
+@dataclass(eq=False)
+class Hold:
+    """One thing that an identity holds, such as an open stream."""
+
+    used_at: float
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the hold made room for another one of its identity."""
+
+
+@dataclass(eq=False)
+class _Queue:
+    """The turns of one identity."""
+
+    free: asyncio.Semaphore
+    num_calls: int = 0
+    """How many calls have a turn or wait for one."""
+
+
+class Limiter:
+    """A number of things that each identity may hold, and a rate at which it may take. For one event loop.
+
+    Args:
+        what: what is held, for messages: "calls open".
+        limit: the name of the limit, for messages and metrics.
+        advice: what a refused caller can do, for messages.
+        per_identity: how much one identity may hold, or how many turns it has; None for no limit.
+        total: how much all identities may hold together. Beyond it, each of them may still hold an equal share, so an
+            identity that takes all it can get takes nothing from the others. None for no limit.
+        idle_s: how long a hold must be unused before it makes room for another one of its identity; None for never.
+        rate_per_s: how much an identity may take per second.
+        burst_s: for how many seconds of the rate an identity need not wait.
+        max_delay_s: the longest wait; an identity that takes more than this allows is not held up any longer.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        limit: str = "",
+        advice: str = "",
+        per_identity: int | None = None,
+        total: int | None = None,
+        idle_s: float | None = None,
+        rate_per_s: float = float("inf"),
+        burst_s: float = 1.0,
+        max_delay_s: float = float("inf"),
+    ) -> None:
+        self._what = what
+        self._limit = limit
+        self._advice = advice
+        self._per_identity = per_identity
+        self._total = total
+        self._idle_s = idle_s
+        self._rate_per_s = rate_per_s
+        self._burst_s = burst_s
+        self._max_delay_s = max_delay_s
+        self._holds: dict[str, dict[Hold, None]] = {}
+        """What each identity holds, the hold that was unused for longest first."""
+        self._num_holds = 0
+        self._queues: dict[str, _Queue] = {}
+        self._spent_until: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return self._num_holds
+
+    @contextmanager
+    def hold(self, identity: str) -> Iterator[Hold]:
+        """Let an identity hold one thing more for as long as the context lasts; an idle hold may make room for it.
+
+        Raises:
+            TooManyCalls: the identity holds as much as it may.
+        """
+        self._make_room(identity)
+        hold = Hold(time.monotonic())
+        self._holds.setdefault(identity, {})[hold] = None
+        self._num_holds += 1
+        try:
+            yield hold
+        finally:
+            self._release(identity, hold)
+
+    def use(self, identity: str, hold: Hold) -> None:
+        """Note that a hold is in use, so that it is the last one of its identity that makes room."""
+        hold.used_at = time.monotonic()
+        holds = self._holds.get(identity, {})
+        if hold in holds:
+            del holds[hold]
+            holds[hold] = None
+
+    def made_room(self) -> TooManyCalls:
+        """Return the error by which a hold ends that made room for another one."""
+        text = f"this one was idle for {self._idle_s:g} s and made room for another {self._what} of its job"
+        return TooManyCalls(f"{text} ({self._limit}); {self._advice}", limit=self._limit)
+
+    @asynccontextmanager
+    async def turn(self, identity: str) -> AsyncIterator[None]:
+        """Wait until fewer than `per_identity` calls of the identity have a turn, then have one."""
+        queue = self._queues.setdefault(identity, _Queue(asyncio.Semaphore(self._per_identity or 1)))
+        queue.num_calls += 1
+        try:
+            async with queue.free:
+                yield
+        finally:
+            queue.num_calls -= 1
+            if not queue.num_calls:
+                del self._queues[identity]
+
+    def delay_s(self, identity: str, amount: float, now: float) -> float:
+        """Account for an amount that an identity takes; return how long the identity must wait for it.
+
+        This is the generic cell rate algorithm with one virtual clock per identity: what it takes moves its clock on.
+        https://en.wikipedia.org/wiki/Generic_cell_rate_algorithm
+
+        Args:
+            identity: who takes it.
+            amount: in the unit of the rate.
+            now: monotonic time in seconds.
+        """
+        if len(self._spent_until) >= _MAX_CLOCKS:
+            # A clock in the past means the same as no clock.
+            self._spent_until = {name: until for name, until in self._spent_until.items() if until > now}
+        spent_until = max(self._spent_until.get(identity, now), now) + amount / self._rate_per_s
+        self._spent_until[identity] = spent_until = min(spent_until, now + self._burst_s + self._max_delay_s)
+        return max(0.0, spent_until - now - self._burst_s)
+
+    def _make_room(self, identity: str) -> None:
+        holds = self._holds.get(identity, {})
+        if self._per_identity is not None and len(holds) >= self._per_identity:
+            oldest = next(iter(holds), None)
+            if oldest is None or self._idle_s is None or time.monotonic() - oldest.used_at < self._idle_s:
+                raise self._refusal(f"job {identity!r} has {self._per_identity} {self._what} at this planner")
+            self._release(identity, oldest)
+            oldest.is_over.set()
+        if self._total is not None and self._num_holds >= self._total:
+            num_identities = len(self._holds) + (not holds)
+            share = self._total // num_identities
+            if len(holds) >= share:
+                raise self._refusal(
+                    f"this planner has {self._num_holds} {self._what}; {num_identities} callers may have {share} each, "
+                    f"and this one has {len(holds)}"
+                )
+
+    def _refusal(self, text: str) -> TooManyCalls:
+        return TooManyCalls(f"{text} ({self._limit}); {self._advice}", limit=self._limit)
+
+    def _release(self, identity: str, hold: Hold) -> None:
+        holds = self._holds.get(identity, {})
+        if hold in holds:
+            del holds[hold]
+            self._num_holds -= 1
+            if not holds:
+                del self._holds[identity]
