@@ -150,9 +150,7 @@ def test_S6_a_flood_of_ten_times_the_quota_changes_neither_bytes_nor_deadline_of
         assert too_much_s >= 10, "the flood was over, or was kept"
         assert [digest for digest, _ in beside] == [digest for digest, _ in alone]
         alone_s, beside_s = (statistics.median(seconds for _, seconds in each) for each in (alone, beside))
-        clock.figures = (
-            f"{too_much_s:.0f} s of quota wait, schedule to plan {alone_s * 1e3:.0f} -> {beside_s * 1e3:.0f} ms"
-        )
+        clock.figures = f"{too_much_s:.0f} s of quota wait, step {alone_s * 1e3:.0f} -> {beside_s * 1e3:.0f} ms"
         # The flood is sent by this machine too; a busy one may need a second.
         assert beside_s < max(3 * alone_s, 1.0), clock.figures
 
