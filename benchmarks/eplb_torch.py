@@ -1,7 +1,7 @@
 """EPLB as published, as the yardstick for plan times: torch tensors, all layers at once, Python loops inside.
 
-`relibra.evaluation.baselines` implements the same recipe for its results. This implementation is for its cost: it is
-a reimplementation that vectorises and loops exactly where deepseek-ai/EPLB (commit d52c72d) does.
+`relibra.evaluation.baselines.eplb` implements the same recipe for its results. This implementation is for its cost: it
+is a reimplementation that vectorises and loops exactly where deepseek-ai/EPLB (commit d52c72d) does.
 
 L layers (or layers x nodes), X items, E logical experts, P physical experts.
 """

@@ -20,7 +20,7 @@ GPT_OSS, DEEPSEEK_LITE = "gpt-oss-20b_mmlu", "deepseek-v2-lite_esft"
 GPUS_PER_NODE = 8
 NUM_MICRO_BATCHES = 8
 DISPATCHERS = (Dispatcher.ALLTOALL, Dispatcher.DEEPEP)
-MAIN_POLICIES = ("plain", "longest-first", "eplb-history", "eplb-oracle", "ultraep", "reorder-only", "relibra")
+MAIN_POLICIES = ("plain", "eplb-history", "eplb-oracle", "ultraep", "reorder-only", "relibra")
 
 
 @cache

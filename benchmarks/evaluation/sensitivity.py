@@ -34,8 +34,6 @@ _JOBS: dict[str, dict[str, Callable[[Training], Training]]] = {
         "16": _training(num_steps=16.0),
         "1000": _training(num_steps=1000.0),
     },
-    "activation recomputation (no)": {"yes": _training(recompute_activations=True)},
-    "pipeline stages (1)": {"4": _training(num_pipeline_stages=4)},
     "dispatcher (alltoall)": {"deepep": _by(Dispatcher.DEEPEP), "hybridep": _by(Dispatcher.HYBRIDEP)},
 }
 

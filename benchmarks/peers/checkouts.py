@@ -43,11 +43,6 @@ CHECKOUTS: Mapping[str, Checkout] = {
         version="034974620fc7fbeac98e01b71f1167930761c849",
         folders=("llep",),
     ),
-    "UltraEP": Checkout(
-        address="https://github.com/Dots-Infra/UltraEP",
-        version="94cab099b44fffa99a82fea99e7c12d89cf65e4f",
-        folders=("csrc",),
-    ),
 }
 """By name of the folder."""
 

@@ -49,14 +49,12 @@ class Peer:
     """Loads the code from the folder of checkouts, for a job."""
     ours: Reimplementation | None = None
     """Our reimplementation of it, if there is one."""
-    library: str | None = None
-    """What someone has to build from the file first, below the checkout; None if the file runs as it is."""
 
     def absence(self, folder: Path) -> str | None:
         """Return why the peer cannot run from this folder of checkouts, None if it can."""
-        needed = [name for name in (self.file, self.library) if name is not None]
-        missing = [name for name in needed if not (folder / self.checkout / name).is_file()]
-        return f"there is no {self.checkout}/{missing[0]} in the folder of checkouts" if missing else None
+        if (folder / self.checkout / self.file).is_file():
+            return None
+        return f"there is no {self.checkout}/{self.file} in the folder of checkouts"
 
     def digest(self, folder: Path) -> str:
         """Return the SHA-256 of the peer's file."""

@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 from benchmarks.peers.answers import Answer
 from benchmarks.peers.originals import import_original
 from benchmarks.peers.peer import Decides, Peer, Planner, on_cpu_clock
-from relibra.evaluation import baselines
-from relibra.evaluation.assignment import Known
-from relibra.evaluation.baselines.eplb import DECISION_US, first_copies, share_evenly
+from relibra.evaluation.baselines.eplb import eplb, first_copies, share_evenly
 from relibra.planning import Cluster, Model
 
 _SGLANG_ALGORITHMS = ("deepseek", "deepseek_hierarchical", "deepseek_vec", "deepseek_vec_hierarchical")
@@ -39,19 +37,7 @@ def _once_a_step(place: Place, model: Model, cluster: Cluster) -> Planner:
     def plan(load_MLE: NDArray[np.int64]) -> Answer:
         logical_LP, cpu_s = on_cpu_clock(lambda: place(load_MLE))
         home_LE = first_copies(logical_LP, model, cluster)
-        assignment = share_evenly(load_MLE, [logical_LP] * len(load_MLE), home_LE, cluster)
-        return Answer(assignment=assignment, cpu_s=cpu_s)
-
-    return plan
-
-
-def _in_every_row(place: Place, model: Model, cluster: Cluster) -> Planner:
-    """Place again for each row, after its routers have run; homes are those of a placement for the step."""
-
-    def plan(load_MLE: NDArray[np.int64]) -> Answer:
-        home_LE = first_copies(place(load_MLE), model, cluster)
-        logical_M, cpu_s = on_cpu_clock(lambda: [place(load_1LE) for load_1LE in load_MLE[:, None]])
-        assignment = share_evenly(load_MLE, logical_M, home_LE, cluster, Known.ROUTED, DECISION_US)
+        assignment = share_evenly(load_MLE, logical_LP, home_LE, cluster)
         return Answer(assignment=assignment, cpu_s=cpu_s)
 
     return plan
@@ -131,10 +117,8 @@ def _slots_in_order(model: Model, cluster: Cluster) -> NDArray[np.int64]:
     return np.repeat(slot_RS[None] % model.num_experts, model.num_layers, axis=0)
 
 
-def _start(
-    load: Callable[[Path, Model, Cluster], Place], cadence: Callable[[Place, Model, Cluster], Planner] = _once_a_step
-) -> Callable[[Path, Model, Cluster], Planner]:
-    return lambda folder, model, cluster: cadence(load(folder, model, cluster), model, cluster)
+def _start(load: Callable[[Path, Model, Cluster], Place]) -> Callable[[Path, Model, Cluster], Planner]:
+    return lambda folder, model, cluster: _once_a_step(load(folder, model, cluster), model, cluster)
 
 
 _VLLM_FILE = "vllm/distributed/eplb/policy/default.py"
@@ -145,7 +129,7 @@ PLACEMENTS = (
         file="eplb.py",
         decides=Decides.EACH_STEP,
         start=_start(_eplb),
-        ours=baselines.eplb,
+        ours=eplb,
     ),
     Peer(
         name="vLLM default",
@@ -153,15 +137,7 @@ PLACEMENTS = (
         file=_VLLM_FILE,
         decides=Decides.EACH_STEP,
         start=_start(_vllm),
-        ours=baselines.eplb,
-    ),
-    Peer(
-        name="vLLM default, every micro-batch",
-        checkout="vllm",
-        file=_VLLM_FILE,
-        decides=Decides.EACH_CELL,
-        start=_start(_vllm, _in_every_row),
-        ours=baselines.eplb_per_micro_batch,
+        ours=eplb,
     ),
     *(
         Peer(
@@ -170,7 +146,7 @@ PLACEMENTS = (
             file=f"python/sglang/srt/eplb/eplb_algorithms/{algorithm.removesuffix('_hierarchical')}.py",
             decides=Decides.EACH_STEP,
             start=_start(partial(_sglang, algorithm)),
-            ours=baselines.eplb if algorithm == "deepseek_hierarchical" else None,
+            ours=eplb if algorithm == "deepseek_hierarchical" else None,
         )
         for algorithm in _SGLANG_ALGORITHMS
     ),

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from benchmarks.eplb_torch import rebalance_experts as in_torch
-from relibra.evaluation.baselines import rebalance_experts
+from relibra.evaluation.baselines.eplb import rebalance_experts
 
 
 def test_the_published_example() -> None:

@@ -1,6 +1,5 @@
 import json
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from typer.testing import CliRunner
 from harness.devices import device
 from relibra.cli import output
 from relibra.cli.simulate import simulate
-from relibra.errors import InvalidInput, InvalidTrace, Unsupported
+from relibra.errors import InvalidInput, InvalidTrace
 from relibra.evaluation.dispatcher import Dispatcher
 from relibra.evaluation.hardware import hardware_of
 from relibra.evaluation.model_presets import MODELS
@@ -71,18 +70,9 @@ def test_the_table_fits_80_columns_and_names_every_policy(trace, monkeypatch):
     printed = _run(trace, *_SMALL, "--nodes", 2)
     assert max(map(len, printed.splitlines())) <= 80
     assert "…" not in printed
-    for policy in ("plain", "eplb-per-micro-batch", "relibra-packed"):
+    for policy in ("plain", "eplb-history", "relibra-packed"):
         assert re.search(rf"^ *{policy} ", printed, re.MULTILINE)
     assert "another model" in printed
-
-
-def test_without_scipy_the_linear_program_is_left_out_or_refused_before_anything_runs(trace, monkeypatch):
-    monkeypatch.setitem(sys.modules, "scipy", None)
-    printed = _run(trace, *_SMALL)
-    assert "lplb is left out" in printed
-    assert not re.search(r"^ *lplb +[0-9]", printed, re.MULTILINE)
-    with pytest.raises(Unsupported, match="lplb needs scipy"):
-        _run(trace, *_SMALL, "--policies", "plain,lplb")
 
 
 def test_a_report_that_cannot_be_written_is_refused_and_the_old_page_stays(trace, tmp_path):

@@ -1,7 +1,7 @@
 import numpy as np
 
 from relibra.evaluation.assignment import at_home
-from relibra.evaluation.baselines import eplb
+from relibra.evaluation.baselines.eplb import eplb
 from relibra.evaluation.renaming import renamed
 from relibra.planning import Cluster, Model
 

@@ -36,12 +36,12 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Compare balancing policies on a routing trace by simulated training time."""
-    from relibra.evaluation.policies import POLICIES, usable_policies  # loads numba
+    from relibra.evaluation.policies import POLICIES  # loads numba
     from relibra.evaluation.simulation import simulate as run
 
     if report is not None and (report.is_dir() or not report.parent.is_dir()):
         raise InvalidInput.of("--report", expected="a file in a folder that exists", got=report)
-    chosen = list(usable_policies()) if policies is None else [name.strip() for name in policies.split(",")]
+    chosen = list(POLICIES) if policies is None else [name.strip() for name in policies.split(",")]
     if unknown := [name for name in chosen if name not in POLICIES]:
         raise InvalidInput.of(
             "--policies", expected=f"some of {', '.join(POLICIES)}", got=unknown[0] or "an empty name"
@@ -76,8 +76,6 @@ def simulate(
     )
     slots = f"{redundant_slots} redundant slot{'' if redundant_slots == 1 else 's'} per GPU"
     console.print(f"{slots}: {_slots_size_bytes(question) / 1e9:.2f} GB.", highlight=False)
-    if policies is None and len(chosen) < len(POLICIES):
-        console.print("lplb is left out because scipy is not installed.", highlight=False)
     console.print(provenance(question), highlight=False)
     if report is not None:
         console.print(f"Written to {report}", highlight=False)

@@ -10,6 +10,9 @@ from enum import Enum
 from relibra.evaluation.range import Range
 from relibra.routing.model_config import BF16_BYTES
 
+NUM_FORWARDS = 2
+"""The forward passes of a step: one of RECOMPUTE, and one of UPDATE, which also runs backward."""
+
 
 class Dispatcher(Enum):
     """What sends tokens to their experts and back."""
@@ -38,16 +41,11 @@ class DispatchDtype(Enum):
     FP8 = "fp8"
     """One byte for each number, and an fp32 scale for every 128 (DeepEP, HybridEP)."""
 
-    def token_size_bytes(self, hidden_size: int, num_forwards: int = 2) -> float:
-        """Return the bytes that dispatch and combine move together for a token, as a mean over a step's passes.
-
-        Args:
-            hidden_size: the numbers of a token.
-            num_forwards: forward passes of a step, beside one backward pass.
-        """
+    def token_size_bytes(self, hidden_size: int) -> float:
+        """Return the bytes that dispatch and combine move together for a token, as a mean over a step's passes."""
         forward = BF16_BYTES if self is DispatchDtype.BF16 else 1 + 4 / 128
-        both_ways = num_forwards * (forward + BF16_BYTES) + 2 * BF16_BYTES
-        return hidden_size * both_ways / (num_forwards + 1)
+        both_ways = NUM_FORWARDS * (forward + BF16_BYTES) + 2 * BF16_BYTES
+        return hidden_size * both_ways / (NUM_FORWARDS + 1)
 
 
 ACROSS_SHARE = {

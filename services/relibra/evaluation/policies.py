@@ -7,14 +7,14 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.evaluation import baselines
-from relibra.evaluation.assignment import Assignment
+from relibra.evaluation.assignment import Assignment, at_home
+from relibra.evaluation.baselines.eplb import eplb
+from relibra.evaluation.baselines.ultraep import ultraep
 from relibra.evaluation.renaming import renamed
 from relibra.evaluation.workload import Workload
 from relibra.planning.job import Cluster, Model, PlanParams
@@ -98,6 +98,10 @@ def _baseline(function: Callable[[NDArray[np.int64], Model, Cluster], Assignment
     return decide
 
 
+def _plain(load_MLE: NDArray[np.int64], model: Model, cluster: Cluster) -> Assignment:
+    return at_home(load_MLE, cluster.identity_placement(model))
+
+
 def _eplb_history(situation: Situation) -> Decision:
     """Decide as deployed EPLB does: place for the loads of the previous step.
 
@@ -105,7 +109,7 @@ def _eplb_history(situation: Situation) -> Decision:
     """
     seen_MLE = situation.previous.load.load_MLE
     load_MLE, model, cluster = situation.load_MLE, situation.model, situation.cluster
-    assignment, decide_time_s = _timed(lambda: baselines.eplb(load_MLE, model, cluster, seen_MLE))
+    assignment, decide_time_s = _timed(lambda: eplb(load_MLE, model, cluster, seen_MLE))
     return Decision(
         assignment=assignment,
         load=situation.workload.load,
@@ -175,15 +179,10 @@ def _replicate_only(situation: Situation) -> Decision:
 
 
 POLICIES: dict[str, Policy] = {
-    "plain": _baseline(baselines.identity),
-    "longest-first": _baseline(baselines.longest_first),
-    "whole-experts": _baseline(baselines.whole_experts),
+    "plain": _baseline(_plain),
     "eplb-history": _eplb_history,
-    "eplb-oracle": _baseline(baselines.eplb),
-    "eplb-per-micro-batch": _baseline(baselines.eplb_per_micro_batch),
-    "lplb": _baseline(baselines.lplb),
-    "llep": _baseline(baselines.llep),
-    "ultraep": _baseline(baselines.ultraep),
+    "eplb-oracle": _baseline(eplb),
+    "ultraep": _baseline(ultraep),
     "reorder-only": _reorder_only,
     "replicate-only": _replicate_only,
     "relibra": _relibra,
@@ -192,11 +191,6 @@ POLICIES: dict[str, Policy] = {
 """The policies by name, in the order of tables: plain, the published ways, relibra's parts, relibra."""
 
 
-PUBLISHED = ("longest-first", "eplb-history", "eplb-oracle", "ultraep")
-"""The published ways that relibra must not be slower than: reordering alone, and replicas made for the last step, for
-this step, or for every cell when its router has run."""
-
-
-def usable_policies() -> tuple[str, ...]:
-    """Return the names of the policies that can run here: linear programs need scipy."""
-    return tuple(name for name in POLICIES if name != "lplb" or find_spec("scipy") is not None)
+PUBLISHED = ("eplb-history", "eplb-oracle", "ultraep")
+"""The published ways that relibra must not be slower than: replicas made for the last step, for this step, or for every
+cell when its router has run."""

@@ -19,7 +19,6 @@ _PARTS = {
     "decision_s": ("decisions, mapping of tokens", "#c05050"),
     "reorder_s": ("experts moving", "#8050a0"),
     "first_placement_s": ("share of the first placement", "#b890c8"),
-    "bubble_s": ("pipeline bubble", "#c0c0c0"),
 }
 _STYLE = """
 :root { color-scheme: light dark }

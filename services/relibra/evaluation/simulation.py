@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
-from relibra.errors import InvalidInput, Unsupported
+from relibra.errors import InvalidInput
 from relibra.evaluation.constants import Constants
-from relibra.evaluation.policies import POLICIES, PUBLISHED, Decision, Policy, Situation, usable_policies
+from relibra.evaluation.policies import POLICIES, PUBLISHED, Decision, Policy, Situation
 from relibra.evaluation.step_time import StepTime, balanced_time_of, sent_bytes, time_of
 from relibra.evaluation.training import Training
 from relibra.evaluation.uncertainty import Interval, interval_of
@@ -67,14 +67,11 @@ def simulate(
 
     Raises:
         InvalidInput: a policy does not exist.
-        Unsupported: a policy needs a package that is not installed.
     """
     names = list(policies)
     for name in names:
         if name not in POLICIES:
             raise InvalidInput.of("policy", expected=f"one of {', '.join(POLICIES)}", got=name)
-        if name not in usable_policies():
-            raise Unsupported(f"{name} needs scipy: pip install scipy, or leave it out")
     run = {name: POLICIES[name] for name in names} | dict(others or {})
     situation = Situation(
         workload=workload,

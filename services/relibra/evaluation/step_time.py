@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from relibra.evaluation.assignment import Assignment, Known
 from relibra.evaluation.cell_time import Cells, cells_of
 from relibra.evaluation.constants import GRADIENT_BYTES_PER_WEIGHT_BYTE
+from relibra.evaluation.dispatcher import NUM_FORWARDS
 from relibra.evaluation.training import Training
 from relibra.evaluation.work import Work, even_work, work_of
 from relibra.planning.load import StepLoad
@@ -52,14 +53,12 @@ class StepTime:
     """Experts that move at the start of the step."""
     first_placement_s: float
     """The step's share of the job's first placement, which moves experts away from plain expert parallelism."""
-    bubble_s: float
-    """The wait of pipeline stages for the first and the last micro-batch."""
 
     @property
     def total_s(self) -> float:
         """The seconds of the whole step."""
         parts = (self.attention_s, self.experts_s, self.dispatch_s, self.transfer_s, self.decision_s)
-        return sum(parts) + self.reorder_s + self.first_placement_s + self.bubble_s
+        return sum(parts) + self.reorder_s + self.first_placement_s
 
 
 def step_time(
@@ -101,7 +100,7 @@ def time_of(
 def sent_bytes(assignment: Assignment, training: Training, previous_home_LE: NDArray[np.int32]) -> int:
     """Return the bytes that all ranks send for balance: weights and gradients of replicas, and experts that move."""
     model = training.model.model()
-    a_replica = (training.num_forwards + 1 + GRADIENT_BYTES_PER_WEIGHT_BYTE) * model.expert_weight_size_bytes
+    a_replica = (NUM_FORWARDS + 1 + GRADIENT_BYTES_PER_WEIGHT_BYTE) * model.expert_weight_size_bytes
     num_moved = int((assignment.home_LE != previous_home_LE).sum())
     return int(assignment.is_replica_Q.sum()) * a_replica + num_moved * model.expert_state_size_bytes
 
@@ -117,21 +116,19 @@ def balanced_time_of(work: Work, training: Training) -> StepTime:
 
 
 def reorder_s(home_LE: NDArray[np.int32], previous_LE: NDArray[np.int32], training: Training) -> float:
-    """Return the time in which experts move with their state, all ranks at once, each pipeline stage its own layers."""
+    """Return the time in which experts move with their state, all ranks at once."""
     cluster, size_bytes = training.cluster, training.model.model().expert_state_size_bytes
     slowest_us = 0.0
-    to_stages, from_stages = (np.array_split(each, training.num_pipeline_stages) for each in (home_LE, previous_LE))
-    for to_LE, from_LE in zip(to_stages, from_stages, strict=True):
-        moved_LE = to_LE != from_LE
-        to_X, from_X = to_LE[moved_LE], from_LE[moved_LE]
-        is_inside_X = to_X // cluster.gpus_per_node == from_X // cluster.gpus_per_node
-        for is_link_X, bytes_per_us in (
-            (is_inside_X, training.constants.state_inside_bytes_per_us),
-            (~is_inside_X, training.constants.state_across_bytes_per_us),
-        ):
-            for end_X in (to_X, from_X):
-                most = np.bincount(end_X[is_link_X], minlength=1).max()
-                slowest_us = max(slowest_us, float(most) * size_bytes / bytes_per_us)
+    moved_LE = home_LE != previous_LE
+    to_X, from_X = home_LE[moved_LE], previous_LE[moved_LE]
+    is_inside_X = to_X // cluster.gpus_per_node == from_X // cluster.gpus_per_node
+    for is_link_X, bytes_per_us in (
+        (is_inside_X, training.constants.state_inside_bytes_per_us),
+        (~is_inside_X, training.constants.state_across_bytes_per_us),
+    ):
+        for end_X in (to_X, from_X):
+            most = np.bincount(end_X[is_link_X], minlength=1).max()
+            slowest_us = max(slowest_us, float(most) * size_bytes / bytes_per_us)
     return slowest_us / 1e6
 
 
@@ -147,7 +144,7 @@ def _add_up(
     first_placement_s: float = 0.0,
 ) -> StepTime:
     """Add up all cells. `forward_us` and `backward_us` are what a pass over a cell with replicas takes on top."""
-    num_forwards, constants = training.num_forwards, training.constants
+    constants = training.constants
     window_ML = constants.hiding_share * cells.attention_ML
     fetch_ML = np.maximum(cells.fetch_inside_ML, cells.fetch_across_ML)
     if known is Known.AHEAD:
@@ -166,21 +163,17 @@ def _add_up(
     has_replicas_ML = fetch_ML > 0
     parts_XML = np.stack(
         [
-            (num_forwards + _BACKWARD) * (cells.attention_ML + cells.other_ML),
-            (num_forwards + _BACKWARD) * cells.experts_ML,
-            (num_forwards + 1) * cells.dispatch_ML,
-            num_forwards * (exposed_ML + taken_ML) + exposed_backward_ML + taken_backward_ML,
-            num_forwards * (decision_us + forward_us * has_replicas_ML) + backward_us * has_replicas_ML,
+            (NUM_FORWARDS + _BACKWARD) * (cells.attention_ML + cells.other_ML),
+            (NUM_FORWARDS + _BACKWARD) * cells.experts_ML,
+            (NUM_FORWARDS + 1) * cells.dispatch_ML,
+            NUM_FORWARDS * (exposed_ML + taken_ML) + exposed_backward_ML + taken_backward_ML,
+            NUM_FORWARDS * (decision_us + forward_us * has_replicas_ML) + backward_us * has_replicas_ML,
         ]
     )
-    stages = np.array_split(parts_XML, training.num_pipeline_stages, axis=2)
-    parts_XMS = np.stack([stage_XML.sum(axis=2) for stage_XML in stages], axis=2)
-    slowest_M = parts_XMS.sum(axis=0).argmax(axis=1)
-    parts_XM = np.take_along_axis(parts_XMS, slowest_M[None, :, None], axis=2)[..., 0]
+    parts_XM = parts_XML.sum(axis=2)
     parts_XGM = parts_XM.reshape(len(parts_XM), training.cluster.num_ep_groups, -1)  # EP groups wait for each other
     group = int(parts_XGM.sum(axis=(0, 2)).argmax())
     seconds_X = parts_XGM[:, group].sum(axis=1) / 1e6
-    bubble_s = (training.num_pipeline_stages - 1) * float(seconds_X.sum()) / parts_XGM.shape[2]
     return StepTime(
         attention_s=float(seconds_X[0]),
         experts_s=float(seconds_X[1]),
@@ -189,5 +182,4 @@ def _add_up(
         decision_s=float(seconds_X[4]),
         reorder_s=reorder_s,
         first_placement_s=first_placement_s,
-        bubble_s=bubble_s,
     )

@@ -28,9 +28,6 @@ class Training:
     """The numbers in which tokens travel; by default those of the measured cost model, if it says so, or bf16."""
     sequence_length: float = 8192.0
     """The tokens of a typical sequence; they decide what attention scores cost."""
-    recompute_activations: bool = False
-    """Whether the update phase repeats every forward pass in its backward pass."""
-    num_pipeline_stages: int = 1
     num_steps: float = 100.0
     """The steps that the job trains. They share the cost of its first placement."""
 
@@ -51,18 +48,13 @@ class Training:
         )
 
     @property
-    def num_forwards(self) -> int:
-        """Forward passes of a step: recompute, update, and once more with `recompute_activations`."""
-        return 3 if self.recompute_activations else 2
-
-    @property
     def token_size_bytes(self) -> float:
         """The bytes that dispatch and combine of one token move together, as a mean over passes."""
         measured = self.hardware.measured
         if self.dispatch_dtype is None and measured is not None and measured.token_size_bytes:
             return measured.token_size_bytes
         dtype = self.dispatch_dtype or DispatchDtype.BF16
-        return dtype.token_size_bytes(self.model.hidden_size, self.num_forwards)
+        return dtype.token_size_bytes(self.model.hidden_size)
 
     @property
     def planning_cost(self) -> CostModel:

@@ -8,8 +8,9 @@ from benchmarks.peers import run
 from benchmarks.peers.answers import Answer
 from benchmarks.peers.peer import Decides, Peer
 from relibra.errors import InvalidInput
-from relibra.evaluation import baselines
 from relibra.evaluation.assignment import Assignment, at_home
+from relibra.evaluation.baselines.eplb import eplb
+from relibra.evaluation.baselines.ultraep import ultraep
 from relibra.evaluation.simulation import simulate
 
 
@@ -22,7 +23,7 @@ def made_up(decide, *, decides=Decides.EACH_STEP, ours=None) -> Peer:
 
 @pytest.fixture(scope="module")
 def judged(steps, question):
-    peer = made_up(baselines.eplb, ours=baselines.eplb)
+    peer = made_up(eplb, ours=eplb)
     return {each.planner: each for each in run.judge(steps, question, [peer], Path("nowhere"))}
 
 
@@ -46,7 +47,7 @@ def test_relibra_and_plain_are_judged_beside_it(judged):
 def test_time_counts_per_layer_or_per_cell(judged, steps, question):
     assert judged["made up"].cpu_ms == 500
     assert judged["made up"].cpu_us_per_decision == 500e3 / 2
-    peer = made_up(baselines.llep, decides=Decides.EACH_CELL)
+    peer = made_up(ultraep, decides=Decides.EACH_CELL)
     assert run.judge(steps, question, [peer], Path("nowhere"))[-1].cpu_us_per_decision == 500e3 / (2 * 3)
 
 
@@ -65,7 +66,7 @@ def test_a_missing_checkout_is_named_on_the_screen_and_in_the_results(tmp_path, 
     code.parent.mkdir()
     code.write_text("")
     absent = Peer(name="absent", checkout="gone", file="x.py", decides=Decides.EACH_CELL, start=made_up(None).start)
-    monkeypatch.setattr(run, "PEERS", (made_up(baselines.eplb), absent))
+    monkeypatch.setattr(run, "PEERS", (made_up(eplb), absent))
     monkeypatch.setattr(run, "CASES", [SmallCase(steps, question)])
     written = {}
     monkeypatch.setattr(run.results, "write", lambda name, rows, **settings: written.update(settings, rows=rows))

@@ -1,8 +1,8 @@
 import numpy as np
 
-from relibra.evaluation.assignment import Known
-from relibra.evaluation.baselines import eplb, eplb_per_micro_batch, rebalance_experts
-from relibra.planning import Cluster, Model
+from relibra.evaluation.baselines.eplb import eplb, eplb_imbalance, rebalance_experts
+from relibra.planning import Cluster, Model, Schedule, StepLoad
+from relibra.planning.solve import solve
 
 
 def test_eplb_gives_the_answer_its_authors_publish():
@@ -35,11 +35,14 @@ def test_history_decides_copies_and_the_load_is_shared_over_them():
     assert loads_R.max() >= 88
 
 
-def test_a_placement_for_every_micro_batch_fits_each_and_comes_late():
-    cluster = Cluster(num_nodes=1, gpus_per_node=4, redundant_slots=1)
-    model = Model(num_layers=1, num_experts=8, top_k=1)
-    load_MLE = np.stack([np.roll([[400, 10, 10, 10, 10, 10, 10, 10]], shift, axis=1) for shift in range(4)])
-    once, again = eplb(load_MLE, model, cluster), eplb_per_micro_batch(load_MLE, model, cluster)
-    assert again.rank_loads_MLR(cluster).max(axis=-1).sum() < once.rank_loads_MLR(cluster).max(axis=-1).sum()
-    assert (once.known, again.known) == (Known.AHEAD, Known.ROUTED)
-    assert again.decision_us > 0
+def test_a_plan_beats_the_baselines_on_a_skewed_load():
+    cluster = Cluster(num_nodes=2, gpus_per_node=4, redundant_slots=2)
+    model = Model(num_layers=2, num_experts=16, top_k=2)
+    rng = np.random.default_rng(0)
+    counts_SLE = rng.poisson(rng.lognormal(3, 1, (64, 2, 16)))
+    schedule = Schedule.round_robin(64, 8, cluster)
+    load = StepLoad.of(counts_SLE, schedule, cluster)
+    plan = solve(load, schedule, model, cluster)
+    prediction = plan.prediction
+    assert 1 <= prediction.imbalance_bound <= prediction.imbalance_after
+    assert prediction.imbalance_after < eplb_imbalance(load.load_MLE, plan) < prediction.imbalance_before

@@ -7,17 +7,14 @@ or copies.
 """
 
 import heapq
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.evaluation.assignment import Assignment, Known, from_pieces
+from relibra.evaluation.assignment import Assignment, from_pieces
 from relibra.planning.job import Cluster, Model
-
-DECISION_US = 200.0
-"""The time a layer waits for a placement made after its router has run. SGLang's vectorised EPLB, the fastest measured,
-takes 11 ms for 58 layers of 256 experts on a core; DeepSeek's own takes 4 ms a layer."""
+from relibra.planning.load import imbalance
+from relibra.planning.plan import Plan
 
 
 def eplb(
@@ -32,14 +29,12 @@ def eplb(
     """
     logical_LP = physical_experts((load_MLE if seen_MLE is None else seen_MLE).sum(axis=0), model, cluster)
     home_LE = first_copies(logical_LP, model, cluster)
-    return share_evenly(load_MLE, [logical_LP] * len(load_MLE), home_LE, cluster)
+    return share_evenly(load_MLE, logical_LP, home_LE, cluster)
 
 
-def eplb_per_micro_batch(load_MLE: NDArray[np.integer], model: Model, cluster: Cluster) -> Assignment:
-    """Place again in every micro-batch, after its routers have run; the homes are those of `eplb`."""
-    home_LE = first_copies(physical_experts(load_MLE.sum(axis=0), model, cluster), model, cluster)
-    logical_M = [physical_experts(load_LE, model, cluster) for load_LE in load_MLE]
-    return share_evenly(load_MLE, logical_M, home_LE, cluster, Known.ROUTED, DECISION_US)
+def eplb_imbalance(load_MLE: NDArray[np.integer], plan: Plan) -> float:
+    """Return the imbalance that EPLB reaches on the loads of a plan, with the same slots; 1.0 is ideal."""
+    return imbalance(eplb(load_MLE, plan.model, plan.cluster).rank_loads_MLR(plan.cluster))
 
 
 def physical_experts(load_LE: NDArray[np.integer], model: Model, cluster: Cluster) -> NDArray[np.int64]:
@@ -59,39 +54,30 @@ def first_copies(logical_LP: NDArray[np.integer], model: Model, cluster: Cluster
 
 
 def share_evenly(
-    load_MLE: NDArray[np.integer],
-    logical_MLP: Sequence[NDArray[np.integer]],
-    home_LE: NDArray[np.int32],
-    cluster: Cluster,
-    known: Known = Known.AHEAD,
-    decision_us: float = 0.0,
+    load_MLE: NDArray[np.integer], logical_LP: NDArray[np.integer], home_LE: NDArray[np.int32], cluster: Cluster
 ) -> Assignment:
     """Return the assignment in which the copies of an expert share its tokens evenly.
 
     Args:
         load_MLE: the tokens of every cell.
-        logical_MLP: the logical expert of every physical expert, `[L, P]` for each row, rank by rank; -1 if a slot is
-            empty.
+        logical_LP: the logical expert of every physical expert, rank by rank.
         home_LE: the home rank of each expert.
         cluster: the EP group.
-        known: when the placement is known.
-        decision_us: the time for which every cell waits for the placement.
     """
     num_rows, _, num_experts = load_MLE.shape
+    rank_P = np.arange(logical_LP.shape[1]) // (logical_LP.shape[1] // cluster.num_ranks)
     index, tokens = [], []
-    for row, logical_LP in enumerate(logical_MLP):
-        for layer, logical_P in enumerate(logical_LP):
-            filled_X = np.flatnonzero(logical_P >= 0)
-            expert_X, rank_X = logical_P[filled_X], filled_X // (len(logical_P) // cluster.num_ranks)
-            copies_E = np.bincount(expert_X, minlength=num_experts)
-            order_X = np.argsort(expert_X, kind="stable")
-            turn_X = np.empty_like(order_X)
-            turn_X[order_X] = np.arange(len(order_X)) - (np.cumsum(copies_E) - copies_E)[expert_X[order_X]]
-            copies_X = copies_E[expert_X]
-            tokens.append((load_MLE[row, layer, expert_X] + copies_X - 1 - turn_X) // copies_X)
-            place_X = np.zeros_like(rank_X)
-            index.append(np.stack([place_X + row, place_X + layer, expert_X, rank_X], axis=1))
-    return from_pieces(np.concatenate(index), np.concatenate(tokens), home_LE, num_rows, known, decision_us)
+    for layer, expert_P in enumerate(logical_LP):
+        copies_E = np.bincount(expert_P, minlength=num_experts)
+        order_P = np.argsort(expert_P, kind="stable")
+        turn_P = np.empty_like(order_P)
+        turn_P[order_P] = np.arange(len(order_P)) - (np.cumsum(copies_E) - copies_E)[expert_P[order_P]]
+        copies_P = copies_E[expert_P]
+        for row in range(num_rows):
+            tokens.append((load_MLE[row, layer, expert_P] + copies_P - 1 - turn_P) // copies_P)
+            place_P = np.zeros_like(rank_P)
+            index.append(np.stack([place_P + row, place_P + layer, expert_P, rank_P], axis=1))
+    return from_pieces(np.concatenate(index), np.concatenate(tokens), home_LE, num_rows)
 
 
 def rebalance_experts(
