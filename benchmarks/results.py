@@ -1,8 +1,9 @@
-"""Results on disk: one JSON file per benchmark, with the machine, the versions and the date of its figures."""
+"""Results on disk: one small JSON table per benchmark, a row a line, with machine, versions, commit and date."""
 
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -20,9 +21,27 @@ def write(name: str, rows: Sequence[Mapping[str, object]], **settings: object) -
     """Write `results/<name>.json`; return its path."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    text = json.dumps({"machine": machine(), "settings": settings, "rows": list(rows)}, indent=1)
-    write_atomically(path, (text + "\n").encode())
+    write_atomically(path, table(machine(), settings, rows).encode())
     return path
+
+
+def table(machine: Mapping[str, object], settings: Mapping[str, object], rows: Sequence[Mapping[str, object]]) -> str:
+    """Return a table as JSON with a line for each row and eight digits for each figure."""
+    lines = ",\n".join(f"  {json.dumps(_rounded(row))}" for row in rows)
+    head = f' "machine": {json.dumps(machine)},\n "settings": {json.dumps(_rounded(settings))}'
+    return f'{{\n{head},\n "rows": [\n{lines}\n ]\n}}\n'
+
+
+def _rounded(value: object) -> object:
+    match value:
+        case float():
+            return float(f"{value:.8g}")
+        case Mapping():
+            return {name: _rounded(one) for name, one in value.items()}
+        case list() | tuple():
+            return [_rounded(one) for one in value]
+        case _:
+            return value
 
 
 def read(name: str) -> list[dict[str, object]]:
@@ -46,5 +65,13 @@ def machine() -> dict[str, object]:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         **{package: version(package) for package in ("numpy", "numba", "torch")},
+        "commit": _commit(),
         "date": datetime.now(UTC).date().isoformat(),
     }
+
+
+def _commit() -> str:
+    """Return the commit that is measured, or "unknown" outside a checkout."""
+    asked = ["git", "-C", str(RESULTS.parent), "rev-parse", "--short", "HEAD"]
+    answer = subprocess.run(asked, capture_output=True, text=True, check=False)
+    return answer.stdout.strip() or "unknown"
