@@ -8,9 +8,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from harness.plan_files import read_plan_file
 from relibra.cli.plan import plan
 from relibra.errors import InvalidInput, InvalidTrace, RelibraError
-from relibra.planning.plan_file import plan_from_bytes
 from relibra.routing import RoutingTrace, write_trace
 
 _app = typer.Typer()
@@ -54,7 +54,7 @@ def test_json_matches_the_plan_file(trace, tmp_path):
     said = json.loads(
         _run(trace, "--nodes", 2, "--gpus-per-node", 2, "--output", output, "--micro-batches", 5, "--json")
     )
-    held = plan_from_bytes(output.read_bytes())
+    held = read_plan_file(output.read_bytes())
     assert said["digest"] == held.digest.hex()
     assert said["reason"] == held.reason
     assert said["num_micro_batches"] == held.schedule.num_micro_batches == 5
@@ -80,14 +80,14 @@ def test_S8_two_runs_write_equal_bytes(trace, tmp_path):
 
 def test_a_fixed_schedule_is_kept(fixed_trace, tmp_path):
     _run(fixed_trace, "--nodes", 2, "--gpus-per-node", 2, "--output", tmp_path / "plan.npz")
-    held = plan_from_bytes((tmp_path / "plan.npz").read_bytes())
+    held = read_plan_file((tmp_path / "plan.npz").read_bytes())
     np.testing.assert_array_equal(held.schedule.micro_batch_S, np.arange(30) % 3)
 
 
 def test_packing_is_written_to_the_plan_file_and_compared(trace, tmp_path):
     output = tmp_path / "plan.npz"
     said = json.loads(_run(trace, "--nodes", 2, "--gpus-per-node", 2, "--pack", "-o", output, "--json"))
-    held = plan_from_bytes(output.read_bytes())
+    held = read_plan_file(output.read_bytes())
     with np.load(output) as file:
         assert file["repacked"]
     assert held.repacked

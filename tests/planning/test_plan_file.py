@@ -1,4 +1,5 @@
 import io
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -6,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relibra.errors import InvalidPlan
+from harness.plan_files import read_plan_file
 from relibra.planning import check_plan
-from relibra.planning.plan_file import plan_chunks, plan_from_bytes, plan_to_bytes
+from relibra.planning.plan_file import plan_chunks, plan_to_bytes
 
 
 @pytest.fixture(scope="module")
@@ -26,19 +27,13 @@ def _arrays(content):
         return dict(file)
 
 
-def _file(arrays):
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
-    return buffer.getvalue()
-
-
 @given(data=st.data())
 @settings(max_examples=30, deadline=None)
 def test_S8_a_plan_survives_its_file_unchanged(problems, data):
     problem = data.draw(problems)
     plan = problem.solve()
     content = plan_to_bytes(plan)
-    back = plan_from_bytes(content)
+    back = read_plan_file(content)
     check_plan(back, problem.load_MLE)
     assert back.digest == plan.digest
     assert (back.model, back.cluster, back.params, back.prediction, back.reason) == (
@@ -72,58 +67,11 @@ def test_the_file_comes_in_pieces_with_the_digest_that_was_passed(content, plan)
     pieces = list(plan_chunks(plan, plan.digest))
     assert b"".join(pieces) == content
     assert sum(map(bool, pieces)) > 3
-    with pytest.raises(InvalidPlan, match="expected content of digest 00"):
-        plan_from_bytes(b"".join(plan_chunks(plan, bytes(32))))
+    other = _arrays(b"".join(plan_chunks(plan, bytes(32))))
+    assert json.loads(str(other["meta"]))["digest"] == "00" * 32
 
 
 def test_a_repacked_plan_says_so(plan):
     content = plan_to_bytes(replace(plan, repacked=True))
     assert _arrays(content)["repacked"]
-    assert plan_from_bytes(content).repacked
-
-
-@pytest.mark.parametrize("key", ["home_rank", "quota_tokens", "lower_bound", "micro_batch", "replica_share"])
-def test_changed_content_is_refused(content, key):
-    arrays = _arrays(content)
-    arrays[key] = arrays[key] + 1
-    with pytest.raises(InvalidPlan, match="expected content of digest"):
-        plan_from_bytes(_file(arrays))
-
-
-def test_a_missing_key_is_named(content):
-    arrays = _arrays(content)
-    del arrays["replica_share"]
-    with pytest.raises(InvalidPlan, match="got no replica_share"):
-        plan_from_bytes(_file(arrays))
-
-
-@pytest.mark.parametrize("meta", ["", "{", "[]", "null", "{}", '{"model": 3}'])
-def test_broken_metadata_is_refused(content, meta):
-    with pytest.raises(InvalidPlan, match="plan file: expected"):
-        plan_from_bytes(_file(_arrays(content) | {"meta": meta}))
-
-
-def test_python_objects_are_refused(content):
-    arrays = _arrays(content) | {"lower_bound": np.array([{}], dtype=object)}
-    with pytest.raises(InvalidPlan, match="Object arrays cannot be loaded"):
-        plan_from_bytes(_file(arrays))
-
-
-@pytest.mark.parametrize("junk", [b"", b"PK", b"not a plan", b"\x93NUMPY" + bytes(100)])
-def test_other_bytes_are_refused(junk):
-    with pytest.raises(InvalidPlan, match="plan file: expected"):
-        plan_from_bytes(junk)
-
-
-@given(data=st.data())
-@settings(max_examples=200, deadline=None)
-def test_damaged_bytes_are_refused_or_harmless(content, plan, data):
-    at = data.draw(st.integers(0, len(content) - 1))
-    damaged = bytearray(content)
-    damaged[at] ^= data.draw(st.integers(1, 255))
-    cut = data.draw(st.sampled_from([len(content), at]))
-    try:
-        found = plan_from_bytes(bytes(damaged[:cut]))
-    except InvalidPlan:
-        return
-    assert found.digest == plan.digest
+    assert read_plan_file(content).repacked

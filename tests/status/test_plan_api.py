@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
+from harness.plan_files import read_plan_file
 from harness.services import CLUSTER, MODEL
 from harness.watched_job import WatchedJob
-from relibra.planning.plan_file import plan_from_bytes
 
 PLAN = "/v1/jobs/job/steps/2/plan"
 
@@ -32,7 +32,7 @@ def test_a_plan_is_shown_with_its_cells(http: TestClient, job: WatchedJob) -> No
 def test_a_plan_is_downloaded_as_its_file(http: TestClient, job: WatchedJob) -> None:
     answer = http.get(f"{PLAN}.npz")
     assert "job-step-2.npz" in answer.headers["content-disposition"]
-    assert plan_from_bytes(answer.content).digest == job.plans[2].digest
+    assert read_plan_file(answer.content).digest == job.plans[2].digest
 
 
 def test_a_heat_map_has_loads_before_and_after(http: TestClient, job: WatchedJob) -> None:

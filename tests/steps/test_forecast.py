@@ -7,13 +7,14 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 
+from harness.plan_files import read_plan_file
 from harness.services import CLUSTER, MODEL, PARAMS, Service, routed_experts
 from relibra.errors import NotReady
 from relibra.planning import Plan, Schedule, StepLoad, check_plan, check_rank_plan, imbalance
 from relibra.planning.expected.loads import realised_loads
 from relibra.planning.load import home_loads
 from relibra.planning.plan import Basis
-from relibra.planning.plan_file import plan_from_bytes, plan_to_bytes
+from relibra.planning.plan_file import plan_to_bytes
 from relibra.rollout import RolloutReporter
 from relibra.steps import submit_forecast
 from relibra.store import Store
@@ -55,7 +56,7 @@ def test_a_step_is_planned_before_its_routing_is_known(
     plan = plan_of(shared_planner, job_id, 1)
     check_plan(plan)
     assert plan.digest == ranks[0].digest
-    again = plan_from_bytes(plan_to_bytes(plan))
+    again = read_plan_file(plan_to_bytes(plan))
     assert (again.digest, again.prediction.basis) == (plan.digest, Basis.PREVIOUS_STEPS)
     counts_SLE = np.stack([count_of(routed_experts(1000 + place, 300)) for place in range(16)])
     load = StepLoad.of(counts_SLE, Schedule.round_robin(16, 2, CLUSTER), CLUSTER)

@@ -16,48 +16,15 @@ Its keys are:
 S sequences, M rows, L layers, E experts, R EP ranks, Q quotas, Y replicas.
 """
 
-import io
 import json
 import zipfile
-import zlib
 from collections.abc import Iterator
 from typing import IO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.errors import InvalidInput, InvalidPlan
-from relibra.planning.job import Cluster, Model, PlanParams
-from relibra.planning.plan import Plan, Prediction
-from relibra.planning.schedule import Schedule
-from relibra.planning.shares import SourceShares
-
-# All errors that zipfile, zlib, numpy and the dataclasses raise on bytes that are not a plan. A header that claims a
-# huge array gives MemoryError; one that claims encryption or an unknown compression gives RuntimeError.
-_UNREADABLE = (
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    OSError,
-    EOFError,
-    RuntimeError,
-    MemoryError,
-    zlib.error,
-    zipfile.BadZipFile,
-)
-
-_KEYS = [
-    "home_rank",
-    "micro_batch",
-    "source_rank",
-    "ep_group",
-    "quota_index",
-    "quota_tokens",
-    "lower_bound",
-    "replica_share",
-    "meta",
-]
+from relibra.planning.plan import Plan
 
 
 def plan_to_bytes(plan: Plan) -> bytes:
@@ -110,47 +77,3 @@ class _Sink:
         taken = bytes(self._written)
         self._written.clear()
         return taken
-
-
-def plan_from_bytes(data: bytes) -> Plan:
-    """Decode a plan file.
-
-    Raises:
-        InvalidPlan: the bytes are not a plan file, or the content does not have the digest that the file names.
-    """
-    try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            missing = [key for key in _KEYS if key not in file]
-            if missing:
-                raise InvalidPlan.of("plan file", expected=f"the keys {', '.join(_KEYS)}", got=f"no {missing[0]}")
-            array = {key: file[key] for key in file}
-        meta = json.loads(str(array["meta"]))
-        if "forecast" in meta:
-            raise InvalidPlan(
-                "this plan file was written by relibra 0.1.0 or older; run `relibra plan` again to write it anew"
-            )
-        plan = Plan(
-            model=Model(**meta["model"]),
-            cluster=Cluster(**meta["cluster"]),
-            params=PlanParams(**meta["params"]),
-            schedule=Schedule(
-                micro_batch_S=array["micro_batch"],
-                source_rank_S=array["source_rank"],
-                ep_group_S=array["ep_group"],
-            ),
-            home_rank_LE=array["home_rank"],
-            quota_index_Q4=array["quota_index"],
-            quota_tokens_Q=array["quota_tokens"],
-            shares=SourceShares.stored(array["replica_share"]),
-            lower_bound_ML=array["lower_bound"],
-            prediction=Prediction(**meta["prediction"]),
-            reason=meta["reason"],
-            repacked=meta["repacked"],
-        )
-    except _UNREADABLE as error:
-        if isinstance(error, InvalidInput | InvalidPlan):
-            raise
-        raise InvalidPlan.of("plan file", expected="a .npz that relibra wrote", got=error) from error
-    if plan.digest.hex() != meta["digest"]:
-        raise InvalidPlan.of("plan file", expected=f"content of digest {meta['digest']}", got=plan.digest.hex())
-    return plan

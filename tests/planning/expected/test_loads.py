@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.plan_files import read_plan_file
 from relibra.errors import InvalidInput
 from relibra.planning import Cluster, Model, Schedule, StepLoad, check_plan, imbalance
 from relibra.planning.expected.loads import expected_load, expected_share, expected_step, realised_loads
 from relibra.planning.plan import Basis
-from relibra.planning.plan_file import plan_from_bytes, plan_to_bytes
+from relibra.planning.plan_file import plan_to_bytes
 from relibra.planning.solve import solve
 
 MODEL = Model(num_layers=2, num_experts=8, top_k=2)
@@ -170,10 +171,10 @@ def test_S8_the_basis_survives_the_plan_file_and_costs_other_plans_nothing() -> 
     plan = solve(step(0), SCHEDULE, MODEL, CLUSTER)
     assert "basis" not in plan.meta
     forecast = solve(step(0), SCHEDULE, MODEL, CLUSTER, basis=Basis.ROLLOUT)
-    again = plan_from_bytes(plan_to_bytes(forecast))
+    again = read_plan_file(plan_to_bytes(forecast))
     assert again.prediction.basis is Basis.ROLLOUT
     assert again.digest == forecast.digest != plan.digest
-    assert plan_from_bytes(plan_to_bytes(plan)).prediction.basis is Basis.REPLAY
+    assert read_plan_file(plan_to_bytes(plan)).prediction.basis is Basis.REPLAY
     with pytest.raises(ValueError, match="guess"):
         replace(plan.prediction, basis="guess")
 
