@@ -18,8 +18,12 @@ OTHER_PLAN = EncodedPlan.of(plain_plan(COUNTS_SLE, SCHEDULE, "another plan", shi
 LONG_S = 60.0
 
 
-def sequence(name: str, counts_LE: np.ndarray = COUNTS_SLE[0], *, step: int = 1, policies: str = "") -> SequenceCounts:
-    return SequenceCounts(job_id="job", step=step, sequence_id=name, counts_LE=counts_LE, policies=policies)
+def sequence(
+    epoch: int, name: str, counts_LE: np.ndarray = COUNTS_SLE[0], *, step: int = 1, policies: str = ""
+) -> SequenceCounts:
+    return SequenceCounts(
+        job_id="job", epoch=epoch, step=step, sequence_id=name, counts_LE=counts_LE, policies=policies
+    )
 
 
 def report_all(
@@ -28,7 +32,9 @@ def report_all(
     step: int = 1,
     limits: StoreLimits = StoreLimits(),  # noqa: B008
 ) -> list[RelibraError | None]:
-    sequences = [sequence(name, counts_LE, step=step) for name, counts_LE in zip(IDS, COUNTS_SLE, strict=True)]
+    """Report a step to the current attempt of the job."""
+    epoch = run(store.current_epochs(["job"])).get("job", 1)
+    sequences = [sequence(epoch, name, counts_LE, step=step) for name, counts_LE in zip(IDS, COUNTS_SLE, strict=True)]
     return run(store.put_counts(sequences, limits))
 
 

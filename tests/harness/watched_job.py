@@ -70,7 +70,13 @@ class WatchedJob:
         counts_SLE = self._counts(step)
         await self.store.put_counts(
             [
-                SequenceCounts(job_id=self.job_id, step=step, sequence_id=name, counts_LE=narrow_counts(counts_LE))
+                SequenceCounts(
+                    job_id=self.job_id,
+                    epoch=self.record.epoch,
+                    step=step,
+                    sequence_id=name,
+                    counts_LE=narrow_counts(counts_LE),
+                )
                 for name, counts_LE in zip(self.ids, counts_SLE, strict=True)
             ]
         )

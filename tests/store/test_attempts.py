@@ -76,7 +76,7 @@ def test_L5_a_new_attempt_knows_nothing_of_the_steps_before_it(store: Store, run
     assert run(store.list_steps(second)) == []
     assert run(store.pending_steps()) == []
     other_LE = count(routed_experts(77, 9))
-    assert run(store.put_counts([sequence(IDS[0], other_LE)])) == [None]
+    assert run(store.put_counts([sequence(second.epoch, IDS[0], other_LE)])) == [None]
     assert run(store.get_counts(second, 1, IDS[:1])).tolist() == [other_LE.tolist()]
     assert run(store.plan_before(second, 9)) is None
     assert run(store.get_counts(first, 1, IDS)).tolist() == COUNTS_SLE.tolist()
@@ -92,7 +92,7 @@ def test_L5_nothing_is_written_to_an_attempt_that_is_over(store: Store, run: Loo
     over = r"attempt 1 of job 'job' is over: attempt 2 began at .* on host-b:99"
     with pytest.raises(StaleEpoch, match=over):
         run(store.put_schedule(first, 1, IDS, SCHEDULE))
-    (outcome,) = run(store.put_counts([dataclasses.replace(sequence("late"), epoch=first.epoch)]))
+    (outcome,) = run(store.put_counts([sequence(first.epoch, "late")]))
     assert isinstance(outcome, StaleEpoch)
     with pytest.raises(StaleEpoch, match=over):
         raise outcome

@@ -162,7 +162,7 @@ def test_S4_an_expiry_that_outlasts_its_job_leaves_the_next_one_alone(
             monkeypatch.undo()
             await store.remove_job("job")
             anew.append(await store.register_job("job", MODEL, CLUSTER, PARAMS))
-            assert await store.put_counts([sequence("seq", step=1)]) == [None]
+            assert await store.put_counts([sequence(anew[0].epoch, "seq", step=1)]) == [None]
         return await script(name, keys, args)
 
     monkeypatch.setattr(store, "_script", paused)
@@ -180,7 +180,7 @@ def test_L3_a_step_that_comes_to_life_after_the_decision_stays(store: Store, run
     measured, _ = run(store.measure_steps(job))
     first, second, third = measured
     assert not first.is_open
-    assert run(store.put_counts([sequence("late", step=1)])) == [None]
+    assert run(store.put_counts([sequence(job.epoch, "late", step=1)])) == [None]
     run(store.put_schedule(job, 2, IDS, SCHEDULE))
     run(store.put_report(job, report(job, 3, 0)))
     causes = dict.fromkeys((first, second, third), ExpiryCause.AGE)

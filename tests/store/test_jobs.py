@@ -89,7 +89,7 @@ def test_S4_a_removal_that_is_overtaken_leaves_the_next_incarnation_alone(
             if paused_before in ("zrange", "evalsha"):
                 await store.remove_job("job")
             anew.append(await store.register_job("job", MODEL, CLUSTER, PARAMS))
-            assert await store.put_counts([sequence("seq")]) == [None]
+            assert await store.put_counts([sequence(anew[0].epoch, "seq")]) == [None]
         return await execute(name, *args, **options)
 
     monkeypatch.setattr(store._redis, "execute_command", overtaken)
@@ -107,7 +107,7 @@ def test_S7_a_removal_takes_along_the_steps_that_come_meanwhile(
     async def overtaken(name: str, *args: Any, **options: Any) -> Any:
         if name.lower() == "evalsha":
             monkeypatch.undo()
-            assert await store.put_counts([sequence("seq", step=2)]) == [None]
+            assert await store.put_counts([sequence(job.epoch, "seq", step=2)]) == [None]
         return await execute(name, *args, **options)
 
     monkeypatch.setattr(store._redis, "execute_command", overtaken)

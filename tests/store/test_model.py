@@ -76,7 +76,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(step=STEPS, name=st.sampled_from("abc"))
     def report(self, step: int, name: str) -> None:
-        (outcome,) = self.run(self.store.put_counts([sequence(name, step=step)], LIMITS))
+        (outcome,) = self.run(self.store.put_counts([sequence(self.job.epoch, name, step=step)], LIMITS))
         kept = self.reported.setdefault(step, set())
         is_scheduled = step in self.scheduled or step in self.plans
         if name in kept or (step >= self.floor and not is_scheduled):

@@ -119,7 +119,7 @@ def test_S7_the_reports_of_a_step_have_a_limit_and_count_into_its_size(
         run(store.put_report(job, report(job, Phase.UPDATE, 3), full))
     assert error.value.limit == "max_step_size_bytes"
     assert [each.ep_rank for each in run(store.get_reports(job, 1))] == [1, 2]
-    (refused,) = run(store.put_counts([sequence("one more")], full))
+    (refused,) = run(store.put_counts([sequence(job.epoch, "one more")], full))
     assert isinstance(refused, LimitExceeded)
 
 

@@ -31,8 +31,8 @@ OTHER_LE = count(routed_experts(77, 9))
 HOME_LE = CLUSTER.identity_placement(MODEL)
 
 
-def sequence(step: int, epoch: int = 0) -> SequenceCounts:
-    return dataclasses.replace(sequence_of(IDS[0], OTHER_LE, step=step), epoch=epoch)
+def sequence(attempt: JobRecord, step: int) -> SequenceCounts:
+    return sequence_of(attempt.epoch, IDS[0], OTHER_LE, step=step)
 
 
 def shifted(shift: int) -> EncodedPlan:
@@ -72,7 +72,7 @@ def test_L5_steps_from_there_on_are_taken_and_planned_again(store: Store, run: L
     assert run(store.get_job("job")) == again
     assert [each.step for each in run(store.list_steps(again))] == [2, 1]
     for step in (3, 4):
-        assert run(store.put_counts([sequence(step)])) == [None]
+        assert run(store.put_counts([sequence(again, step)])) == [None]
         assert run(store.get_counts(again, step, IDS[:1])).tolist() == [OTHER_LE.tolist()]
         report_all(store, run, step)
         assert publish(store, run, again, step, OTHER_PLAN) == 5 + step - 2, "a version came twice"
@@ -132,7 +132,7 @@ def test_S4_nothing_of_before_comes_back(store: Store, run: Loop, job: JobRecord
     with pytest.raises(LostLease):
         run(store.renew_lease(lease, LONG_S))
     over = r"attempt 1 of job 'job' is over: attempt 2 began at .*, when the training went back to step 3\. .*"
-    (late,) = run(store.put_counts([sequence(4, job.epoch)]))
+    (late,) = run(store.put_counts([sequence(job, 4)]))
     assert isinstance(late, RolledBack)
     with pytest.raises(RolledBack, match=over):
         raise late
@@ -229,7 +229,7 @@ def test_L5_expired_steps_are_taken_again_from_there_on(store: Store, run: Loop,
     report_all(store, run, step)
     assert publish(store, run, again, step) == 6
     for earlier in range(1, min(step, 4)):
-        (expired,) = run(store.put_counts([sequence(earlier)]))
+        (expired,) = run(store.put_counts([sequence(again, earlier)]))
         assert isinstance(expired, Conflict)
         assert "has expired" in str(expired)
 
@@ -325,7 +325,7 @@ def test_every_key_of_an_attempt_is_moved_or_left_behind_on_purpose() -> None:
 def test_refusals_of_repeated_steps_name_the_way_out(store: Store, run: Loop, job: JobRecord) -> None:
     train(store, run, job, range(1, 4))
     expire(store, run, job, [1, 2])
-    texts = [str(run(store.put_counts([sequence(step)]))[0]) for step in (2, 3)]
+    texts = [str(run(store.put_counts([sequence(job, step)]))[0]) for step in (2, 3)]
     for step in (2, 3):
         with pytest.raises(Conflict) as refused:
             run(store.put_schedule(job, step, IDS[:4], SCHEDULE))

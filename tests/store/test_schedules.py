@@ -38,7 +38,7 @@ def test_what_a_sequence_is_called_does_not_pass_for_a_basis(store: Store, run: 
     ids = ['{"basis": "previous steps"', *IDS[1:]]
     run(store.put_schedule(job, 1, ids, SCHEDULE))
     assert run(store.get_schedule(job, 1))[2] is Basis.REPLAY
-    (late,) = run(store.put_counts([sequence("late")]))
+    (late,) = run(store.put_counts([sequence(job.epoch, "late")]))
     assert isinstance(late, Conflict)
 
 

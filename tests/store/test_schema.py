@@ -31,7 +31,7 @@ def _fill(store: Store, run: Loop) -> None:
     run(store.check())
     run(store.create_token("job", Role.TRAINER, lifetime_s=60.0))
     job = run(store.register_job("job", MODEL, CLUSTER, PlanParams(cost=CostModel())))
-    run(store.put_counts([sequence("seq-0", step=2, policies="3-4")]))
+    run(store.put_counts([sequence(job.epoch, "seq-0", step=2, policies="3-4")]))
     for step in (1, 2):
         report_all(store, run, step)
         publish(store, run, job, step, OTHER_PLAN)

@@ -24,7 +24,12 @@ def test_L3_counts_come_back_as_they_were_put(store: Store, run: Loop, job: JobR
 def test_repeated_counts_are_kept_once_and_conflicting_ones_refused(store: Store, run: Loop, job: JobRecord) -> None:
     report_all(store, run)
     other = np.ascontiguousarray(COUNTS_SLE[1][:, ::-1])
-    again = [sequence(IDS[0]), sequence(IDS[1], other), sequence("new", other), sequence("new")]
+    again = [
+        sequence(job.epoch, IDS[0]),
+        sequence(job.epoch, IDS[1], other),
+        sequence(job.epoch, "new", other),
+        sequence(job.epoch, "new"),
+    ]
     outcomes = run(store.put_counts(again))
     assert [type(each) for each in outcomes] == [type(None), Conflict, type(None), Conflict]
     np.testing.assert_array_equal(
@@ -37,27 +42,36 @@ def test_counts_take_the_bytes_of_their_dtype_one_and_a_checksum(
     store: Store, run: Loop, job: JobRecord, redis_url: str, dtype: type[np.unsignedinteger]
 ) -> None:
     counts_LE = np.full((MODEL.num_layers, MODEL.num_experts), np.iinfo(dtype).max, dtype=dtype)
-    assert run(store.put_counts([sequence("seq", counts_LE[:, ::-1])])) == [None]
+    assert run(store.put_counts([sequence(job.epoch, "seq", counts_LE[:, ::-1])])) == [None]
     with Redis.from_url(redis_url) as client:
         assert client.hstrlen(JobKeys("job").attempt(job.epoch).step(1, "counts"), "seq") == 1 + 4 + counts_LE.nbytes
     counts_SLE = run(store.get_counts(job, 1, ["seq"]))
     np.testing.assert_array_equal(counts_SLE, counts_LE[None])
     assert counts_SLE.dtype == dtype, "a solve would hold more bytes than were reported"
-    assert run(store.put_counts([sequence("short"), sequence("large", counts_LE)])) == [None] * 2
+    assert run(store.put_counts([sequence(job.epoch, "short"), sequence(job.epoch, "large", counts_LE)])) == [None] * 2
     mixed_SLE = run(store.get_counts(job, 1, ["short", "large"]))
-    np.testing.assert_array_equal(mixed_SLE, [sequence("short").counts_LE, counts_LE])
+    np.testing.assert_array_equal(mixed_SLE, [sequence(job.epoch, "short").counts_LE, counts_LE])
 
 
 def test_sequences_of_many_steps_and_jobs_get_their_own_answers(store: Store, run: Loop, job: JobRecord) -> None:
-    lost = SequenceCounts(job_id="nobody", step=1, sequence_id="lost", counts_LE=COUNTS_SLE[0])
-    outcomes = run(store.put_counts([sequence("a", step=2), lost, sequence("a"), sequence("a", COUNTS_SLE[1], step=2)]))
+    lost = SequenceCounts(job_id="nobody", epoch=1, step=1, sequence_id="lost", counts_LE=COUNTS_SLE[0])
+    outcomes = run(
+        store.put_counts(
+            [
+                sequence(job.epoch, "a", step=2),
+                lost,
+                sequence(job.epoch, "a"),
+                sequence(job.epoch, "a", COUNTS_SLE[1], step=2),
+            ]
+        )
+    )
     assert [type(each) for each in outcomes] == [type(None), UnknownJob, type(None), Conflict]
 
 
 def test_late_sequences_are_refused_but_known_ones_confirmed(store: Store, run: Loop, job: JobRecord) -> None:
     report_all(store, run)
     run(store.put_schedule(job, 1, IDS, SCHEDULE))
-    known, late = run(store.put_counts([sequence(IDS[0]), sequence("late")]))
+    known, late = run(store.put_counts([sequence(job.epoch, IDS[0]), sequence(job.epoch, "late")]))
     assert known is None
     assert isinstance(late, Conflict)
     assert "is late: step 1 has its schedule" in str(late)
@@ -75,7 +89,7 @@ def test_a_step_that_is_forecast_takes_reports_after_its_schedule_and_does_not_o
     assert not run(store.get_total(job, 2)).any()
     assert report_all(store, run, 2, StoreLimits(max_open_steps=1)) == [None] * 8
     run(store.put_schedule(job, 3, IDS, SCHEDULE, basis=Basis.ROLLOUT))
-    (late,) = run(store.put_counts([sequence("late", step=3)]))
+    (late,) = run(store.put_counts([sequence(job.epoch, "late", step=3)]))
     assert isinstance(late, Conflict)
 
 
@@ -86,7 +100,7 @@ def accounted_bytes(redis_url: str, job: JobRecord, step: int = 1) -> int:
 
 
 def test_S7_a_step_holds_no_more_than_its_limit(store: Store, run: Loop, job: JobRecord, redis_url: str) -> None:
-    run(store.put_counts([sequence(IDS[0], step=9)]))
+    run(store.put_counts([sequence(job.epoch, IDS[0], step=9)]))
     size_bytes = accounted_bytes(redis_url, job, step=9)
     assert size_bytes > len(IDS[0]) + COUNTS_SLE[0].size
     limits = StoreLimits(max_step_size_bytes=3 * size_bytes + 1)
@@ -103,7 +117,9 @@ def test_S7_names_and_tables_of_redis_count_too(store: Store, run: Loop, redis_u
     job = run(store.register_job("job", tiny, CLUSTER, PARAMS))
     counts_LE = np.ones((1, 2), dtype=np.uint8)
     ids = [f"{number:0{id_length}}" for number in range(3000)]
-    assert not any(run(store.put_counts([sequence(each, counts_LE, policies=f"{each[:9]}-1") for each in ids])))
+    assert not any(
+        run(store.put_counts([sequence(job.epoch, each, counts_LE, policies=f"{each[:9]}-1") for each in ids]))
+    )
     keys = JobKeys("job").attempt(job.epoch)
     with Redis.from_url(redis_url) as client:
         names = [keys.step(1, name) for name in ("counts", "policies")]
@@ -130,10 +146,10 @@ def test_policy_versions_are_counted_once_a_sequence(store: Store, run: Loop, jo
         run(
             store.put_counts(
                 [
-                    sequence("a", policies="4-5"),
-                    sequence("b", policies="5-5"),
-                    sequence("c", policies="5-5"),
-                    sequence("d"),
+                    sequence(job.epoch, "a", policies="4-5"),
+                    sequence(job.epoch, "b", policies="5-5"),
+                    sequence(job.epoch, "c", policies="5-5"),
+                    sequence(job.epoch, "d"),
                 ]
             )
         )

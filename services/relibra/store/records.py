@@ -86,8 +86,8 @@ class SequenceCounts:
     """The counts of one sequence, which the store keeps under (job, attempt, step, sequence id)."""
 
     job_id: str
-    epoch: int = 0
-    """The attempt that the sequence belongs to; 0 means the current attempt."""
+    epoch: int
+    """The attempt that the sequence belongs to."""
     step: int
     sequence_id: str
     counts_LE: NDArray[np.unsignedinteger]

@@ -43,10 +43,9 @@ class Sequences(Attempts):
             expired, or the step has a schedule and its plan needed the reports; `StaleEpoch` if the attempt is over;
             `LimitExceeded`; `UnknownJob`.
         """
-        epochs = await self.current_epochs(each.job_id for each in sequences if not each.epoch)
         steps: dict[tuple[str, int, int], list[int]] = {}
         for index, each in enumerate(sequences):
-            steps.setdefault((each.job_id, each.epoch or epochs.get(each.job_id, 0), each.step), []).append(index)
+            steps.setdefault((each.job_id, each.epoch, each.step), []).append(index)
         outcomes: list[RelibraError | None] = [None] * len(sequences)
         # A batch nearly always belongs to one step of one job; then this loop makes one call.
         for (job_id, epoch, step), indices in steps.items():
