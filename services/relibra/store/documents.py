@@ -7,16 +7,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import Corrupt
-from relibra.planning import Cause, Cluster, ExecutionReport, Model, Phase, PlanId, PlanParams, Schedule
+from relibra.planning import Cluster, ExecutionReport, Model, PlanId, PlanParams, Schedule
 from relibra.planning.execution import Execution
 from relibra.planning.plan import Prediction
-from relibra.planning.routing_check import RoutingCause, RoutingCheck
+from relibra.store.json_codec import restore
 from relibra.store.records import Attempt, JobRecord, PlanRecord
 from relibra.store.seal import unseal
 
@@ -149,15 +148,8 @@ def encode_execution_report(report: ExecutionReport) -> str:
 
 def decode_execution_report(step: int, document: bytes, realised_load_ML: NDArray[np.int64] | None) -> ExecutionReport:
     """Decode a report; its load is `[0, 0]` if it was not read."""
-    known = json.loads(document)
-    typed = {
-        "phase": Phase(known["phase"]),
-        "applied": None if known["applied"] is None else PlanId(**known["applied"]),
-        "causes": tuple(map(Cause, known["causes"])),
-        "routing": _routing(known["routing"]),
-        "realised_load_ML": np.zeros((0, 0), dtype=np.int64) if realised_load_ML is None else realised_load_ML,
-    }
-    return ExecutionReport(step=step, **known | typed)
+    load_ML = np.zeros((0, 0), dtype=np.int64) if realised_load_ML is None else realised_load_ML
+    return restore(ExecutionReport, json.loads(document) | {"step": step, "realised_load_ML": load_ML})
 
 
 def encode_execution_sum(execution: Execution) -> str:
@@ -167,18 +159,4 @@ def encode_execution_sum(execution: Execution) -> str:
 
 def decode_execution_sum(document: bytes) -> Execution:
     """Decode the document that `encode_execution_sum` wrote."""
-    known = json.loads(document)
-    typed = {
-        "phase": Phase(known["phase"]),
-        "missing": tuple(map(tuple, known["missing"])),
-        "fallbacks": {Cause(name): number for name, number in known["fallbacks"].items()},
-        "reasons": tuple(known["reasons"]),
-        "rank_tokens": tuple(known["rank_tokens"]),
-        "routing": _routing(known["routing"]),
-    }
-    return Execution(**known | typed)
-
-
-def _routing(known: dict[str, Any]) -> RoutingCheck:
-    otherwise = {RoutingCause(name): num_cells for name, num_cells in known["otherwise"].items()}
-    return RoutingCheck(num_cells=known["num_cells"], otherwise=otherwise)
+    return restore(Execution, json.loads(document))

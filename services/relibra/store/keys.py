@@ -36,7 +36,7 @@ begins by going back to a step takes over the keys of all earlier steps (`rollba
 | `floor` | string | steps below it have expired | 8 B |
 | `placement` | string | home ranks `[L, E]` that the ranks had when the attempt began by going back, packed | 4 KiB |
 | `begun` | sorted set | steps by the Unix time (Redis clock) at which a planner first saw data of them | 100 B a step |
-| `summaries` | sorted set | expired steps: JSON of a `StepSummary`, by step; at most `MAX_SUMMARIES` | 750 B a step |
+| `summaries` | sorted set | expired steps: `StepSummary` as a row, by step; at most `MAX_SUMMARIES` | 750 B a step |
 | `refusals` | hash | what was refused since a schedule was last accepted -> JSON: the newest refusal | 2 KiB |
 | `packing` | string | JSON of a `PackingNote`: how the newest packing ended | 700 B |
 
@@ -68,7 +68,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 SCHEMA = "relibra:schema"
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 JOBS = "relibra:jobs"
 TOKENS = "relibra:tokens"
 

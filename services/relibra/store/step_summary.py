@@ -5,20 +5,15 @@ Lists over all steps of an attempt use summaries of the steps whose full data is
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import fields as fields_of
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
-from relibra.planning import Phase, PlanId
-from relibra.planning.execution import Cause, PhaseSummary
-from relibra.planning.plan import Prediction
-from relibra.planning.routing_check import RoutingCause, RoutingCheck
-from relibra.store.records import PlanRecord, StepRecord
+from relibra.planning.execution import PhaseSummary
+from relibra.store.json_codec import as_row, restore
+from relibra.store.records import StepRecord
 
 _MAX_FAILURE_LENGTH = 200
-_NUM_DIGITS = 5
-"""Significant digits of imbalances and times."""
 
 
 class ExpiryCause(StrEnum):
@@ -66,76 +61,27 @@ class StepSummary(StepRecord):
         expired: Expired | None = None,
     ) -> "StepSummary":
         """Sum up a step and what its ranks did."""
-        known = {each.name: getattr(record, each.name) for each in fields_of(StepRecord)}
-        return cls(**known, phases=tuple(executed), num_tokens=num_tokens, expired=expired)
-
-
-# Lists, because names would double the size of a summary.
-_PREDICTION_FIELDS = tuple(each.name for each in fields_of(Prediction))
-_PHASE_FIELDS = tuple(each.name for each in fields_of(PhaseSummary) if each.name != "phase")
+        return cls(**_values(record, StepRecord), phases=tuple(executed), num_tokens=num_tokens, expired=expired)
 
 
 def encode_summary(summary: StepSummary) -> str:
-    """Encode a summary as compact JSON; what is None or empty is left out."""
-    fields: dict[str, Any] = {
-        "step": summary.step,
-        "sequences": summary.num_sequences,
-        "tokens": summary.num_tokens,
-        "submitted": None if summary.submitted_at is None else round(summary.submitted_at, 3),
-        "failure": None if summary.failure is None else summary.failure[:_MAX_FAILURE_LENGTH],
-    }
-    if plan := summary.plan:
-        fields["plan"] = [f"{plan.id.epoch:x}", plan.id.version, round(plan.published_at, 3)]
-        fields["prediction"] = [_short(getattr(plan.prediction, name)) for name in _PREDICTION_FIELDS]
-    if summary.phases:
-        fields["phases"] = {
-            each.phase: [_short(getattr(each, name)) for name in _PHASE_FIELDS] for each in summary.phases
-        }
-    if expired := summary.expired:
-        fields["expired"] = [round(expired.at, 3), expired.cause, round(expired.age_s, 3)]
-    kept = {name: value for name, value in fields.items() if value is not None}
-    return json.dumps(kept, separators=(",", ":"))
+    """Encode a summary as a row, without what is too long or only of use while the full data is kept."""
+    plan, failure = summary.plan, summary.failure
+    brief = replace(
+        summary,
+        policies={},
+        plan=None if plan is None else replace(plan, digest=b"", reason=""),
+        failure=None if failure is None else failure[:_MAX_FAILURE_LENGTH],
+        phases=tuple(PhaseSummary(**_values(each, PhaseSummary)) for each in summary.phases),
+    )
+    return json.dumps(as_row(brief), separators=(",", ":"))
 
 
 def decode_summary(document: bytes) -> StepSummary:
     """Decode the document that `encode_summary` wrote."""
-    fields = json.loads(document)
-    expired, plan = fields.get("expired"), None
-    if "plan" in fields:
-        epoch, version, published_at = fields["plan"]
-        plan = PlanRecord(
-            id=PlanId(epoch=int(epoch, 16), version=version),
-            step=fields["step"],
-            prediction=Prediction(**dict(zip(_PREDICTION_FIELDS, fields["prediction"], strict=True))),
-            submitted_at=fields.get("submitted"),
-            published_at=published_at,
-        )
-    return StepSummary(
-        step=fields["step"],
-        num_sequences=fields["sequences"],
-        policies={},
-        num_tokens=fields.get("tokens"),
-        submitted_at=fields.get("submitted"),
-        plan=plan,
-        failure=fields.get("failure"),
-        phases=tuple(_decode_phase(phase, values) for phase, values in fields.get("phases", {}).items()),
-        expired=None if expired is None else Expired(at=expired[0], cause=ExpiryCause(expired[1]), age_s=expired[2]),
-    )
+    return restore(StepSummary, json.loads(document))
 
 
-def _decode_phase(phase: str, values: list[Any]) -> PhaseSummary:
-    known = dict(zip(_PHASE_FIELDS, values, strict=True))
-    num_cells, by_cause = known["routing"]
-    otherwise = {RoutingCause(name): number for name, number in by_cause.items()}
-    typed = {
-        "phase": Phase(phase),
-        "fallbacks": {Cause(name): number for name, number in known["fallbacks"].items()},
-        "routing": RoutingCheck(num_cells=num_cells, otherwise=otherwise),
-    }
-    return PhaseSummary(**known | typed)
-
-
-def _short(value: Any) -> Any:
-    if isinstance(value, RoutingCheck):
-        return [value.num_cells, value.otherwise]
-    return float(f"{value:.{_NUM_DIGITS}g}") if isinstance(value, float) else value
+def _values(record: Any, kind: Any) -> dict[str, Any]:
+    """Return the fields that a record, of `kind` or of a class derived from it, has as one of `kind`."""
+    return {each.name: getattr(record, each.name) for each in fields(kind)}
