@@ -62,7 +62,7 @@ def _give_back(stderr: int, pid: int, end: bytes) -> None:
     sys.stderr.flush()
     os.write(2, end)
     os.dup2(stderr, 2)
-    # Children may still have the pipe, and whoever waits for this process wants to read all of its log.
+    # Children may still have the pipe, and the parent of this process waits to read all of its log.
     os.waitpid(pid, 0)
 
 

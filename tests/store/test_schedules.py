@@ -51,7 +51,7 @@ def test_pending_steps_of_all_jobs_come_longest_waiting_first(store: Store, run:
 
 
 def test_S4_a_schedule_of_an_older_epoch_is_refused(store: Store, run: Loop, job: JobRecord) -> None:
-    with pytest.raises(StaleEpoch, match="nothing more is taken"):
+    with pytest.raises(StaleEpoch, match="so its call is refused"):
         run(store.put_schedule(dataclasses.replace(job, epoch=job.epoch - 1), 1, IDS, SCHEDULE))
     assert run(store.pending_steps()) == []
 

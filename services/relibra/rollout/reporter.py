@@ -324,7 +324,7 @@ class RolloutReporter:
 
     def _stream_until_closed(self) -> None:
         backoff_s = _MIN_BACKOFF_S
-        # Without work too, or the worker would stamp the first sequences of the next attempt with the attempt before.
+        # Once joined, the stream stays open without work: it tells which attempt comes next.
         while self._epoch or self._outbox.wait_for_work():
             if isinstance(self._trouble, TooManyCalls):
                 self._replace_channel()

@@ -31,7 +31,7 @@ class JobGlance:
     """The newest step that has reports."""
     executed: list[Execution] = field(repr=False)
     damaged: dict[int, Corrupt] = field(repr=False)
-    """Those of the newest steps one of whose reports is not the one that was stored."""
+    """The newest steps that have a report which was changed in Redis since it was stored, with the error."""
 
     @property
     def job(self) -> JobRecord:

@@ -64,6 +64,6 @@ def fold(glances: Sequence[JobGlance]) -> tuple[list[JobGlance], int]:
 
 
 def count_states(glances: Sequence[JobGlance]) -> list[tuple[JobState, int]]:
-    """Return how many jobs are in glance state that occurs, the most urgent first."""
+    """Return the number of jobs in every state that occurs, the most urgent state first."""
     numbers = Counter(glance.health.verdict for glance in glances)
     return [(state, numbers[state]) for state in _URGENCY if numbers[state]]

@@ -84,7 +84,7 @@ class Attempts(Connected):
         raise NotReady(
             f"no process has registered job {job_id!r} with the token of the caller; attempt {current.number}, which "
             f"began at {clock_time(current.began_at)}{_where(current)}, has another one. If the driver of this launch "
-            "is still to register, wait for it; if it has registered, give its token to all processes of the launch, "
+            "has not registered yet, wait for it. If it has, give its token to all processes of the launch, "
             "as RELIBRA_ATTEMPT or as their argument `attempt`"
         )
 
@@ -101,7 +101,7 @@ class Attempts(Connected):
             await self._drop_attempt(attempt)
 
     async def _drop_attempt(self, attempt: AttemptId) -> None:
-        """Remove the data of an attempt that is over, to which nothing is written any more."""
+        """Remove the data of an attempt that is over; nobody writes to it any more."""
         keys = JobKeys(attempt.job_id).attempt(attempt.epoch)
         steps = [int(step) for step in await self._redis.zrange(keys.of("steps"), 0, -1)]
         names = [keys.step(step, name) for step in steps for name in STEP_KEYS]
@@ -112,20 +112,20 @@ class Attempts(Connected):
 
 
 def _over(attempts: Sequence[Attempt], epoch: int) -> StaleEpoch:
-    """Return the error for a caller of an attempt that is over, of these attempts of the job, the newest first."""
+    """Return the error for a caller of an attempt that is over; `attempts` are those of the job, the newest first."""
     current = attempts[0]
     number = next((f" {attempt.number}" for attempt in attempts if attempt.epoch == epoch), f" of epoch {epoch:016x}")
     began = f"attempt {current.number} began at {clock_time(current.began_at)}"
     if _went_on(attempts, epoch):
         return RolledBack(
             f"attempt{number} of job {current.job_id!r} is over: {began}, when the training went back to step "
-            f"{current.rolled_back_to}. The caller belongs to attempt{number}, and nothing more is taken from it; "
-            f"what the training does again belongs to attempt {current.number}"
+            f"{current.rolled_back_to}. The caller belongs to attempt{number}, so its call is refused; "
+            f"steps that the training repeats belong to attempt {current.number}"
         )
     return StaleEpoch(
         f"attempt{number} of job {current.job_id!r} is over: {began}{_where(current)}. The caller belongs to "
-        f"attempt{number}, and nothing more is taken from it. If both launches are to train, give one of them another "
-        "job id; if this one is left over, end it"
+        f"attempt{number}, so its call is refused. If both launches are to train, give one of them another job id; "
+        "if the older launch is left over, end it"
     )
 
 

@@ -57,8 +57,8 @@ class AgentConfig:
         if self.collective_timeout_s <= self.plan_timeout_s:
             raise InvalidInput.of(
                 "collective_timeout_s",
-                expected=f"more than plan_timeout_s ({self.plan_timeout_s:g} s): otherwise ranks that have their plan "
-                "take a rank that still waits for it for dead",
+                expected=f"more than plan_timeout_s ({self.plan_timeout_s:g} s): otherwise, while one rank still "
+                "waits for its plan, the others take that rank for dead",
                 got=f"{self.collective_timeout_s:g} s",
             )
         if self.transport not in get_args(Transport):

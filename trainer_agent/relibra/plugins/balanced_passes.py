@@ -22,7 +22,7 @@ class BalancedPasses:
 
     Args:
         agent: the agent of this rank.
-        planned: the way of the job's passes to the planner.
+        planned: reports the passes of the job to the planner.
         layers: the layers of the model.
         next_index: the number of the first pass, above those of an engine that this one replaces.
     """
@@ -43,13 +43,13 @@ class BalancedPasses:
 
     @property
     def planned(self) -> PlannedPasses:
-        """The way of the job's passes to the planner, once an agent is attached."""
+        """What reports the passes of the job to the planner. Use it once an agent is attached."""
         assert self._planned is not None
         return self._planned
 
     @property
     def layers(self) -> ModelLayers:
-        """The layers of the model, once an agent is attached."""
+        """The layers of the model. Use it once an agent is attached."""
         assert self._layers is not None
         return self._layers
 
@@ -138,7 +138,7 @@ class BalancedPasses:
             yield
 
     def ignoring_names(self) -> AbstractContextManager[None]:
-        """Let the body walk over names of parameters without a use for them."""
+        """Let the body read names of parameters, which it does not use."""
         return nullcontext() if self.agent is None else self.agent.ignoring_names()
 
     def at_original_places(self) -> AbstractContextManager[None]:

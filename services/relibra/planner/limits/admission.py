@@ -43,8 +43,8 @@ MAX_PACKINGS = 4
 """How many packings of a job may be under way at this planner. A trainer driver asks for one at a time."""
 STREAM_IDLE_S = 10.0
 """How long a stream of reports must have been silent before it makes room for another one of its job. Reporters keep
-a stream open while they have nothing to send, so no worker is shut out for good; and a stream may hold a message that
-lacks its end, so those leave first."""
+a stream open while they have nothing to send, so no worker is shut out for good. Silent streams leave first, because
+they may hold memory for the first part of a message."""
 _SCHEDULE_SIZE_BYTES = 16 << 20
 """A schedule of `max_sequences` sequences with names of usual length. It comes in parts."""
 _REQUEST_SIZE_BYTES: Mapping[str, int] = {
@@ -69,7 +69,7 @@ def max_request_size_bytes(method: str, max_cells: int) -> int:
 
 
 def max_part_size_bytes(max_cells: int) -> int:
-    """Return how large a message may be on the wire. Each open stream may hold one that lacks its end."""
+    """Return how large a message may be on the wire. Each open stream may hold the first part of one."""
     return max(MAX_PART_SIZE_BYTES, max_request_size_bytes("ReportExecution", max_cells))
 
 

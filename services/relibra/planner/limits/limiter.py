@@ -22,7 +22,7 @@ class Hold:
 
     used_at: float
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the hold made room for another one of its identity."""
+    """Set when this hold must end, because another one of its identity takes its place."""
 
 
 @dataclass(eq=False)
@@ -106,7 +106,7 @@ class Limiter:
             holds[hold] = None
 
     def made_room(self) -> TooManyCalls:
-        """Return the error by which a hold ends that made room for another one."""
+        """Return the error for the caller whose hold had to make room for another one."""
         text = f"this one was idle for {self._idle_s:g} s and made room for another {self._what} of its job"
         return TooManyCalls(f"{text} ({self._limit}); {self._advice}", limit=self._limit)
 

@@ -65,7 +65,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         if self._draining.is_set():
             stream.end()
         answered_through, named = 0, 0
-        # Those of the newest request, or before it those for which the stream was opened.
+        # The values of the newest request; before the first request, those for which the stream was opened.
         job_id, epoch = attempt_of_stream(context.invocation_metadata())
         taking = asyncio.ensure_future(stream.take())
         try:

@@ -30,7 +30,7 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
     """
 
     passes = BalancedPasses()
-    """The passes, in an engine that trains those of its agent."""
+    """The passes of this engine; its agent balances them if the engine trains."""
     _renamed: Renamed
     """Gives experts their own names, while an update of weights is under way."""
 

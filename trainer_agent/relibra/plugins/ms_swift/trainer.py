@@ -97,7 +97,7 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
 
     @contextmanager
     def offload_context(self) -> Iterator[None]:
-        """Offload as ms-swift does, which walks over names without a use for them."""
+        """Offload as ms-swift does, which reads names and does not use them."""
         with self.passes.ignoring_names(), super().offload_context():
             yield
 

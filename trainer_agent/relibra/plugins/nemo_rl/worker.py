@@ -38,7 +38,7 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
     """
 
     passes = BalancedPasses()
-    """The passes, in a worker that trains those of its agent."""
+    """The passes of this worker; its agent balances them if the worker trains."""
     _sends_names = False
     """Whether the export that is read goes to a receiver that gets names together with the tensors."""
 

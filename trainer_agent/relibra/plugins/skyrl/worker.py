@@ -32,7 +32,7 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
     """
 
     passes = BalancedPasses()
-    """The passes, in a worker that trains those of its agent."""
+    """The passes of this worker; its agent balances them if the worker trains."""
     _logical_weights: Any = None
     """The source of the weight sync, if names travel with the weights."""
 
@@ -71,7 +71,7 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
         return grad_norm
 
     def offload_to_cpu(self, *args: Any, **kwargs: Any) -> None:
-        """Offload as SkyRL does, which walks over names without a use for them."""
+        """Offload as SkyRL does, which reads names and does not use them."""
         with self.passes.ignoring_names():
             super().offload_to_cpu(*args, **kwargs)
 

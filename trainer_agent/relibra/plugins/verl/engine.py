@@ -28,7 +28,7 @@ def balanced(engine: type[Any]) -> type[Any]:
         """verl's engine; its own methods run unchanged, between the calls that drive the agent."""
 
         passes = BalancedPasses()
-        """The passes, in an engine that trains those of its agent."""
+        """The passes of this engine; its agent balances them if the engine trains."""
 
         def initialize(self) -> None:
             """Build the model as verl does, and attach an agent to it.
@@ -80,7 +80,7 @@ def balanced(engine: type[Any]) -> type[Any]:
             return grad_norm
 
         def to(self, *args: Any, **kwargs: Any) -> None:
-            """Move parameters as verl does; it walks over their names without a use for them."""
+            """Move parameters as verl does, which reads their names and does not use them."""
             with self.passes.ignoring_names():
                 super().to(*args, **kwargs)
 
