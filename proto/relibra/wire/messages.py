@@ -2,9 +2,10 @@
 
 import math
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from google.protobuf.message import Message
 
 from relibra.errors import InvalidInput
 from relibra.planning import (
@@ -26,6 +27,8 @@ from relibra.v1 import execution_pb2, job_pb2, plan_pb2
 from relibra.wire import array
 from relibra.wire.job_id import check_job_id
 
+T = TypeVar("T")
+
 
 def encode_registration(
     job_id: str,
@@ -38,19 +41,8 @@ def encode_registration(
     """Build the request that registers a job."""
     return job_pb2.RegisterJobRequest(
         job_id=job_id,
-        model=job_pb2.Model(
-            num_layers=model.num_layers,
-            num_experts=model.num_experts,
-            top_k=model.top_k,
-            expert_weight_size_bytes=model.expert_weight_size_bytes,
-            expert_state_size_bytes=model.expert_state_size_bytes,
-        ),
-        cluster=job_pb2.Cluster(
-            num_nodes=cluster.num_nodes,
-            gpus_per_node=cluster.gpus_per_node,
-            redundant_slots=cluster.redundant_slots,
-            num_ep_groups=cluster.num_ep_groups,
-        ),
+        model=job_pb2.Model(**asdict(model)),
+        cluster=job_pb2.Cluster(**asdict(cluster)),
         params=job_pb2.PlanParams(
             seed=params.seed,
             min_tokens_per_replica=params.min_tokens_per_replica,
@@ -109,19 +101,7 @@ def decode_registration(
         InvalidInput: a field is out of range, or the ranks do not divide the experts.
     """
     job_id = check_job_id(request.job_id)
-    model = Model(
-        num_layers=request.model.num_layers,
-        num_experts=request.model.num_experts,
-        top_k=request.model.top_k,
-        expert_weight_size_bytes=request.model.expert_weight_size_bytes,
-        expert_state_size_bytes=request.model.expert_state_size_bytes,
-    )
-    cluster = Cluster(
-        num_nodes=request.cluster.num_nodes,
-        gpus_per_node=request.cluster.gpus_per_node,
-        redundant_slots=request.cluster.redundant_slots,
-        num_ep_groups=request.cluster.num_ep_groups,
-    )
+    model, cluster = _read(Model, request.model), _read(Cluster, request.cluster)
     cluster.experts_per_rank(model)
     cost = request.params.cost
     for field, num_points in (("expert_tokens", len(cost.expert_tokens)), ("expert_us", len(cost.expert_us))):
@@ -131,20 +111,14 @@ def decode_registration(
     params = PlanParams(
         seed=request.params.seed,
         min_tokens_per_replica=request.params.min_tokens_per_replica,
-        cost=CostModel(
-            expert_tokens=tuple(cost.expert_tokens),
-            expert_us=tuple(cost.expert_us),
-            token_size_bytes=cost.token_size_bytes,
-            intra_node_bytes_per_us=cost.intra_node_bytes_per_us,
-            inter_node_bytes_per_us=cost.inter_node_bytes_per_us,
-            hidden_transfer_share=cost.hidden_transfer_share,
-            host_us=cost.host_us,
-            sends_once_per_node=cost.sends_once_per_node,
-        )
-        if request.params.HasField("cost")
-        else None,
+        cost=_read(CostModel, cost) if request.params.HasField("cost") else None,
     )
     return job_id, model, cluster, params
+
+
+def _read(kind: type[T], message: Message) -> T:
+    """Return the record of a message whose fields have the names of the record's."""
+    return kind(**{each.name: getattr(message, each.name) for each in fields(kind)})  # type: ignore[arg-type]
 
 
 def encode_schedule(sequence_ids: list[str], schedule: Schedule) -> plan_pb2.Schedule:
