@@ -9,7 +9,6 @@ from relibra.cli.recipes import read
 from relibra.cli.recipes.shipped import framework_data
 from relibra.errors import InvalidInput
 
-pytest.importorskip("tree_sitter_bash")
 EXAMPLES = Path(__file__).parents[1] / "recipes" / "examples"
 
 

@@ -1,5 +1,5 @@
 from relibra.cli.recipes.arguments import merged, nested, parsed, read_options, read_overrides
-from relibra.cli.recipes.shell.unknown import unknown
+from relibra.cli.recipes.unknown import unknown
 
 
 def test_options_are_read_as_argparse_does():
@@ -16,7 +16,7 @@ def test_options_are_read_as_argparse_does():
 
 
 def test_a_word_that_may_stand_for_further_options_is_no_value_of_a_flag():
-    more = unknown("$EXTRA_ARGS")
+    more = unknown("EXTRA_ARGS")
     assert read_options(["--offload", more, "--a", "1", more, "--b", more], {"offload"}) == {
         "offload": True,
         "a": "1",

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from relibra.cli.recipes.shell.unknown import is_known, without_unknown
+from relibra.cli.recipes.unknown import is_known, without_unknown
 
 Options = dict[str, Any]
 """Option -> value: text, True, False, or a list of texts. `-` in names is `_`."""

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +25,6 @@ class Launch:
     config: dict[str, Any] = field(default_factory=dict)
     """The content of a configuration file with its defaults."""
     warnings: tuple[str, ...] = ()
-    choices: Mapping[str, int] = field(default_factory=dict)
-    """The lines of conditions that depend on the outside, by the warning about each."""
 
     def options(self) -> dict[str, Any]:
         """Return the options of the command line, after the program that takes them."""

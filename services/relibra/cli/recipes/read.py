@@ -1,78 +1,72 @@
-"""Reads a recipe file into effective settings, without running anything of it."""
+"""Reads a recipe file into effective settings, in a process with bounded time and memory."""
 
-from collections.abc import Container, Mapping
 from dataclasses import replace
-from itertools import chain, combinations
 from pathlib import Path
 
+from relibra.cli.recipes.bounded import call_bounded
 from relibra.cli.recipes.frameworks.registry import READERS, Framework, Reader, guess_framework
 from relibra.cli.recipes.launch import Launch
 from relibra.cli.recipes.merged import read_yaml
-from relibra.cli.recipes.python.launcher import model_arguments, read_launcher
 from relibra.cli.recipes.recipe import Recipe
-from relibra.cli.recipes.shell.evaluate import expand_script
-from relibra.cli.recipes.shell.sources import find_source
-from relibra.cli.recipes.shell.unknown import without_unknown
+from relibra.cli.recipes.shell import Run, find_source, run_script
 from relibra.cli.recipes.shipped import framework_data
+from relibra.cli.recipes.unknown import is_printed_by, shown, without_unknown
 from relibra.errors import InvalidInput
 
 _MAX_BYTES = 1 << 20
-_MAX_CHOICES = 4
-"""The conditions of which a script is read in all ways, to find out whether they matter."""
 
 
-def read_recipe(path: Path, framework: Framework | None, given: dict[str, str]) -> Recipe:
+def read_recipe(path: Path, framework: Framework | None, variables: dict[str, str]) -> Recipe:
     """Return what a recipe would give to Megatron.
 
     Args:
-        path: a bash or Python launcher, or YAML.
+        path: a bash launcher, which is run without its programs, or YAML.
         framework: the framework that it belongs to; None to tell it from the file.
-        given: variables that the launcher takes from its environment, or options of a Python launcher.
+        variables: the environment of the launcher.
 
     Raises:
-        InvalidInput: the file cannot be read, or its framework cannot be told.
+        InvalidInput: the file cannot be read within the bounds, or its framework cannot be told.
     """
+    return call_bounded(read_here, path.absolute(), framework, variables)
+
+
+def read_here(path: Path, framework: Framework | None, variables: dict[str, str]) -> Recipe:
+    """Return what `read_recipe` does, without its bounds."""
     text = _text(path)
     framework = framework or guess_framework(text)
     if framework is None:
         raise InvalidInput.of(
             "--framework", expected=f"one of {', '.join(Framework)}: {path.name} has no certain sign", got="none"
         )
-    recipe, choices = _read(path, text, framework, given)
-    lines = set(choices.values())
-    if 0 < len(lines) <= _MAX_CHOICES:
-        some = chain.from_iterable(combinations(lines, number) for number in range(1, len(lines) + 1))
-        if all(_is_read_alike(recipe, choices, path, text, given, frozenset(each)) for each in some):
-            recipe = replace(recipe, warnings=_without(recipe.warnings, choices))
-    return recipe
-
-
-def _is_read_alike(
-    recipe: Recipe, choices: Mapping[str, int], path: Path, text: str, given: dict[str, str], otherwise: frozenset[int]
-) -> bool:
-    """Return whether nothing changes if conditions of some lines are read the other way round."""
+    if path.suffix in (".yaml", ".yml"):
+        warnings: list[str] = []
+        return _recipe(
+            framework, Launch(path, text, (), read_yaml(path, warnings, _shipped(framework)), tuple(warnings))
+        )
+    if path.suffix == ".py":
+        raise InvalidInput.of(
+            "--recipe",
+            expected="a bash launcher or YAML",
+            got=f"{path.name}, a Python program, which is not run here; let it print its command line, and pass the "
+            "arguments in a file with --megatron-args",
+        )
+    recipe = _recipe(framework, _launched(path, text, framework, variables, printed=""))
+    # In the second run programs print something else and variables are empty: what depends on them differs.
     try:
-        other, of_other = _read(path, text, Framework(recipe.framework), given, otherwise)
+        other = _recipe(framework, _launched(path, text, framework, variables, printed="1"))
     except InvalidInput:
-        return False
-    if not set(of_other.values()) <= set(choices.values()):  # a further condition, which nobody has read both ways
-        return False
-    return replace(recipe, warnings=_without(recipe.warnings, choices)) == replace(
-        other, warnings=_without(other.warnings, of_other)
-    )
+        return recipe
+    doubts = [
+        f"{setting.origin}: the value of {name} may also be {other.value(name)}: it depends on the machine"
+        for name, setting in recipe.settings.items()
+        if setting.value != other.value(name)
+    ]
+    return replace(recipe, warnings=(*recipe.warnings, *doubts))
 
 
-def _without(warnings: tuple[str, ...], choices: Container[str]) -> tuple[str, ...]:
-    return tuple(each for each in warnings if each not in choices)
-
-
-def _read(
-    path: Path, text: str, framework: Framework, given: dict[str, str], otherwise: frozenset[int] = frozenset()
-) -> tuple[Recipe, Mapping[str, int]]:
-    reader = READERS[framework]
-    launch = _launch(path, text, framework, reader, given, otherwise)
-    draft = reader.read(launch)
-    recipe = Recipe(
+def _recipe(framework: Framework, launch: Launch) -> Recipe:
+    draft = READERS[framework].read(launch)
+    return Recipe(
         framework=framework.value,
         megatron_core=framework_data(framework.value)["megatron_core"],
         model=draft.model,
@@ -81,7 +75,31 @@ def _read(
         unknown=tuple(draft.unknown),
         warnings=(*launch.warnings, *draft.warnings),
     )
-    return recipe, launch.choices
+
+
+def _launched(path: Path, text: str, framework: Framework, variables: dict[str, str], *, printed: str) -> Launch:
+    """Return what a launcher starts if programs print `printed`, which is a mark if it is empty."""
+    reader = READERS[framework]
+    run = Run((), ())
+    words: tuple[str, ...] = ()
+    for status in (1, 0):  # some launchers start the training only if a program before it succeeds
+        run = run_script(path, variables, printed=printed, status=status)
+        if words := _training(run.commands, reader):
+            break
+    else:
+        raise InvalidInput.of(
+            "--recipe",
+            expected=f"a script that starts a training of {framework} although every program fails",
+            got="; ".join([f"{path.name}, which starts none with the variables of --set", *run.doubts[-2:]]),
+        )
+    warnings = [*run.doubts]
+    printed_words = dict.fromkeys(word for word in words if is_printed_by("python", word))
+    warnings += [f"{path.name}: the options that {shown(word)} prints are not known" for word in printed_words]
+    config = {}
+    name = Launch(path, text, words).options().get("config")
+    if isinstance(name, str) and (source := find_source(without_unknown(name), path.parent, path)):
+        config = read_yaml(source, warnings, _shipped(framework))
+    return Launch(path, text, words, config, tuple(warnings))
 
 
 def _text(path: Path) -> str:
@@ -95,39 +113,21 @@ def _text(path: Path) -> str:
         raise InvalidInput.of("--recipe", expected="a text file", got=error) from error
 
 
-def _launch(
-    path: Path, text: str, framework: Framework, reader: Reader, given: dict[str, str], otherwise: frozenset[int]
-) -> Launch:
-    shipped = _shipped(framework)
-    warnings: list[str] = []
-    if path.suffix in (".yaml", ".yml"):
-        return Launch(path, text, (), read_yaml(path, warnings, shipped), tuple(warnings))
-    if path.suffix == ".py":
-        words, stops = read_launcher(path, text, given)
-        return Launch(path, text, words, {}, (*warnings, *stops))
-    expansion = expand_script(path, text, given, lambda argv: model_arguments(argv, path), otherwise)
-    warnings += expansion.doubts
-    started = _training(expansion.commands, reader)
-    if not started:
-        raise InvalidInput.of(
-            "--recipe",
-            expected=f"a script that starts a training of {framework}",
-            got="; ".join([f"{path.name}, which starts none", *expansion.doubts[-2:]]),
-        )
-    config = {}
-    name = Launch(path, text, started).options().get("config")
-    if isinstance(name, str) and (found := find_source(without_unknown(name), path.absolute().parent, path.absolute())):
-        config = read_yaml(found, warnings, shipped)
-    return Launch(path, text, started, config, tuple(warnings), expansion.choices)
-
-
 def _training(commands: tuple[tuple[str, ...], ...], reader: Reader) -> tuple[str, ...]:
     """Return the command that starts the training, or no words if there is none."""
-    scores = [sum(reader.command.match(word) is not None for word in each) for each in commands]
+    scores = [
+        sum(reader.command.match(word) is not None for word in words) if _is_program(words) else 0 for words in commands
+    ]
     if not any(scores):
         return ()
     best = max(range(len(scores)), key=lambda number: (scores[number], number))
     return commands[best]
+
+
+def _is_program(words: tuple[str, ...]) -> bool:
+    """Return whether a command starts a training program, or is the rest of one that lacks a backslash."""
+    is_named = any(word.endswith(".py") or word in ("-m", "megatron", "swift") for word in words)
+    return is_named or words[0].startswith("--")
 
 
 def _shipped(framework: Framework) -> dict[str, dict[str, object]]:

@@ -6,8 +6,8 @@ from relibra.cli.recipes.arguments import parsed
 from relibra.cli.recipes.frameworks.passing import family_of, lora, pass_on
 from relibra.cli.recipes.launch import Launch
 from relibra.cli.recipes.recipe import Draft
-from relibra.cli.recipes.shell.unknown import shown
 from relibra.cli.recipes.shipped import family_origin, find_family, framework_data, known_options, origin
+from relibra.cli.recipes.unknown import shown
 
 _NO_VALUE = ("", "none", "None", "null")
 

@@ -5,7 +5,6 @@ from typing import Any
 
 from relibra.cli.recipes.launch import Launch, section
 from relibra.cli.recipes.recipe import Draft
-from relibra.cli.recipes.shell.unknown import is_known, shown
 from relibra.cli.recipes.shipped import (
     Family,
     family_origin,
@@ -15,6 +14,7 @@ from relibra.cli.recipes.shipped import (
     known_options,
     origin,
 )
+from relibra.cli.recipes.unknown import is_known, shown
 
 RENAMED = {
     "fp8_format": "fp8",
