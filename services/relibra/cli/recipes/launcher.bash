@@ -114,7 +114,7 @@ for name in $(compgen -b); do
   case $name in
     : | . | \[ | alias | break | builtin | caller | command | continue | declare | echo | eval | export | false) ;;
     getopts | let | local | mapfile | printf | read | readarray | readonly | return | set | shift | shopt) ;;
-    source | test | true | type | typeset | unalias | unset | enable) ;;
+    source | test | true | type | typeset | unalias | unset | wait | enable) ;;
     *) enable -n "$name" ;;
   esac
 done

@@ -49,7 +49,8 @@ def run_script(script: Path, variables: dict[str, str], *, printed: str = "", st
         status: the status of every program.
 
     Raises:
-        InvalidInput: bash is not installed, or ended before the launcher did.
+        InvalidInput: bash is not installed.
+        MemoryError: bash got no more memory or time.
     """
     bash = shutil.which("bash")
     if bash is None:
@@ -61,7 +62,7 @@ def run_script(script: Path, variables: dict[str, str], *, printed: str = "", st
         own = {"PATH": "/dev/null", "BASH_ENV": str(prelude), "LC_ALL": "C.UTF-8"}
         own |= {"RELIBRA_PRINTED": printed, "RELIBRA_STATUS": str(status)}
         process = subprocess.Popen(
-            [*_namespaces(), bash, "--restricted", "-c", 'source "$0"', str(script)],
+            [*_namespaces(), bash, "--restricted", "-c", 'source "$0"; builtin wait', str(script)],
             cwd=script.parent, env=variables | own,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=messages,
         )  # fmt: skip
@@ -70,7 +71,7 @@ def run_script(script: Path, variables: dict[str, str], *, printed: str = "", st
         messages.seek(0)
         said = messages.read(_MAX_BYTES).decode(errors="replace")
     if process.returncode < 0 or "cannot allocate" in said:
-        raise InvalidInput.of("--recipe", expected="a launcher that ends", got=f"{script.name}, which bash gave up")
+        raise MemoryError
     doubts += [f"line {line}: {message}" for line, message in _REFUSED.findall(said)]
     return Run(tuple(commands), tuple(dict.fromkeys(doubts)))
 
@@ -137,6 +138,7 @@ def prepare(text: str, *, marks: bool) -> str:
     """Return the text of a script as restricted bash can run it, with marks in variables that nobody sets."""
     script = drop_output(text.replace("\r\n", "\n").replace("\0", "")).replace("BASH_SOURCE", "SCRIPT_SOURCE")
     script = re.sub(r"\$\{(\w+):?\?[^}]*\}", r"${\1}", script)  # bash would end where the variable is not set
+    script = re.sub(r"(?<![\w$])(PATH|ENV|SHELL)(?=\+?=)", r"OUTSIDE_\1", script)  # restricted bash keeps these
     # Sourced text runs in a function, in which `declare` makes local variables.
     script = re.sub(r"(?m)^(declare|typeset)(?= )", r"\1 -g", script)
     names = sorted(outside_variables(script)) if marks else ()
