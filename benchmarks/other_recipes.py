@@ -4,8 +4,8 @@
 
 FRAMEWORKS is a folder with a checkout of each framework, as for `benchmarks.recipes`, and of `ROLL` and `ms-swift`.
 This program reads every launcher and configuration there as `relibra doctor --recipe` does, and keeps the RL recipes
-with more than one expert-parallel rank, on NVIDIA GPUs, outside of tests. Writes `results/other_recipes.json`. Run
-`python docs/settings.py` afterwards.
+with more than one expert-parallel rank, on NVIDIA GPUs, outside of tests. Python launchers count as not read. Writes
+`results/other_recipes.json`. Run `python docs/settings.py` afterwards.
 """
 
 import csv

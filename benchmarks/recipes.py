@@ -48,10 +48,6 @@ _NO_SETTINGS = (
     "virtual_pipeline_model_parallel_size",  # empty in all rows
 )
 _BRIDGE_WITH_BF16_WEIGHTS = ("deepseek_v4_flash_pretrain", "gpt_oss_20b_sft")
-_VARIANTS = {"GB200": {"hardware": "GB200"}, "30B-A3B": {"model_name": "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"}}
-"""The options that a name after `#` stands for."""
-_NODES = ("2", "4", "8", "16", "32", "64")
-"""Sizes of launchers whose rows have the sizes of the full model."""
 
 
 def settings_of(row: Mapping[str, str]) -> dict[str, Any]:
@@ -105,26 +101,16 @@ def share(rows: list[dict[str, str]]) -> list[dict[str, Any]]:
 def compare(row: Mapping[str, str], checkouts: Path) -> tuple[str, dict[str, Any]] | None:
     """Return how the doctor's reading of a file differs from its row: a word and the differences; None without a file.
 
-    The word is `same`, `same with num_nodes` if a Python launcher needs that option for it, `settings` if a setting
-    differs but not the verdict, `verdict` if that differs, or `unreadable`.
+    The word is `same`, `settings` if a setting differs but not the verdict, `verdict` if that differs, or `unreadable`,
+    as all Python launchers are.
     """
     framework = row["framework"]
-    name, _, variant = row["path"].partition("#")
+    name = row["path"].partition("#")[0]  # after # stands the variant of a Python launcher
     path = checkouts / framework / FOLDERS.get(framework, "") / name
     if framework not in FRAMEWORKS or not path.is_file():
         return None
-    given = _VARIANTS.get(variant, {})
-    word, differing = _differences(row, path, given)
-    if word != "same" and path.suffix == ".py":
-        for num_nodes in _NODES:
-            if _differences(row, path, given | {"num_nodes": num_nodes})[0] == "same":
-                return "same with num_nodes", {"num_nodes": num_nodes}
-    return word, differing
-
-
-def _differences(row: Mapping[str, str], path: Path, given: dict[str, str]) -> tuple[str, dict[str, Any]]:
     try:
-        recipe = read_recipe(path, FRAMEWORKS[row["framework"]], given)
+        recipe = read_recipe(path, FRAMEWORKS[framework], {})
     except RelibraError as error:
         return "unreadable", {"error": str(error)}
     read = {setting: given.value for setting, given in recipe.settings.items()}

@@ -89,14 +89,14 @@ def _others() -> str:
 
 def _read() -> str:
     compared = json.loads(_RESULT.read_text(encoding="utf-8"))["settings"]["compared"]
-    rows, total = [], [0, 0, 0]
+    rows, total = [], [0, 0, 0, 0]
     for framework, words in compared.items():
-        same = words.get("same", 0) + words.get("same with num_nodes", 0)
-        numbers = [sum(words.values()), same, same + words.get("settings", 0)]
+        same = words.get("same", 0)
+        numbers = [sum(words.values()), words.get("unreadable", 0), same, same + words.get("settings", 0)]
         total = [one + other for one, other in zip(total, numbers, strict=True)]
         rows.append(f"| {framework} | {' | '.join(map(str, numbers))} |")
-    head = "| framework | files | every setting as in the list | the same settings refused |"
-    return "\n".join([head, "|---|---|---|---|", *rows, f"| all | {' | '.join(map(str, total))} |"])
+    head = "| framework | files | not read | every setting as in the list | the same settings refused |"
+    return "\n".join([head, "|---|---|---|---|---|", *rows, f"| all | {' | '.join(map(str, total))} |"])
 
 
 def _test(setting: Setting) -> str:

@@ -35,7 +35,9 @@ def doctor(
     ] = None,
     recipe_file: Annotated[
         Path | None,
-        typer.Option("--recipe", help="Launcher (.sh, .py) or configuration (.yaml) of a training. It is not run."),
+        typer.Option(
+            "--recipe", help="Bash launcher or YAML configuration of a training. A launcher runs without its programs."
+        ),
     ] = None,
     framework: Annotated[
         Framework | None, typer.Option(help="Framework of the recipe; without it, the file must tell.")
@@ -48,7 +50,8 @@ def doctor(
 ) -> None:
     """Check services, package versions, GPUs, GPU links, Megatron's arguments and recipes, and say how to fix problems.
 
-    Changes nothing, and runs nothing of a recipe. Exits with status 1 if a check fails.
+    Changes nothing: a launcher runs in restricted bash, which starts no program and writes no file. Exits with status 1
+    if a check fails.
     """
     ours = version("relibra")
     checks: dict[str, Callable[[], list[Finding]]] = {
