@@ -132,8 +132,8 @@ def test_what_the_recipe_takes_from_outside_can_be_given():
 def test_a_value_that_the_file_does_not_tell_is_named_and_not_guessed(tmp_path):
     script = tmp_path / "run.sh"
     script.write_text(
-        "EP=$(nproc)\npython3 train.py --moe-token-dispatcher-type $DISPATCHER --expert-model-parallel-size $EP "
-        "--tensor-model-parallel-size $((NODES * 2)) $(python3 model_args.py moe)"
+        "EP=$(nproc)\npython3 train.py $(python3 model_args.py moe) --moe-token-dispatcher-type $DISPATCHER "
+        "--expert-model-parallel-size $EP --tensor-model-parallel-size $((NODES * 2))"
     )
     recipe = read_recipe(script, Framework.SLIME, {})
     assert "moe_token_dispatcher_type" not in recipe.settings

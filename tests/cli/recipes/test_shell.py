@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.services import eventually
 from relibra.cli.recipes.bounded import call_bounded
 from relibra.cli.recipes.shell import run_script
 from relibra.cli.recipes.unknown import is_known, shown
@@ -98,7 +99,7 @@ def test_a_script_does_what_bash_does(name, tmp_path):
     said, theirs = os.pipe()
     subprocess.run(["bash", "-c", f"exec 5>&{theirs}\n{program}"], cwd=tmp_path, check=False, pass_fds=[theirs])
     os.close(theirs)
-    with open(said, "rb") as file:
+    with os.fdopen(said, "rb") as file:
         words = file.read().decode().split("\0")[:-1]
     found = [word for words in run(tmp_path / "a.sh", SNIPPETS[name]) if words[0] == "record" for word in words[1:]]
     counts = [len(words) - 1 for words in run(tmp_path / "a.sh", SNIPPETS[name]) if words[0] == "record"]
@@ -119,7 +120,8 @@ HARMFUL = {
     "exec": "exec /usr/bin/touch $TARGET; builtin exec touch $TARGET; command exec touch $TARGET",
     "ways around PATH": "command -p touch $TARGET; PATH=$BIN touch $TARGET; export PATH=$BIN; touch $TARGET; "
     "hash -p $BIN/touch t; t $TARGET; BASH_CMDS[u]=$BIN/touch; u $TARGET; env touch $TARGET",
-    "ways out of restrictions": "set +r; set +o restricted; shopt -u restricted_shell; unset -f command_not_found_handle; "
+    "ways out of restrictions": "set +r; set +o restricted; shopt -u restricted_shell; "
+    "unset -f command_not_found_handle; "
     'enable -f /lib/x.so x; BASH_ENV=$TARGET bash -c :; sh -c "echo x > $TARGET"; /usr/bin/touch $TARGET',
     "builtins": "kill -9 -1; builtin kill -9 $PPID; enable kill; command kill -9 $PPID; ulimit -v unlimited; "
     "history -s x; history -w $TARGET; fc -l; trap 'touch $TARGET' EXIT DEBUG",
@@ -141,7 +143,7 @@ def test_no_program_runs_and_no_file_is_written(name, tmp_path):
     assert victim.read_text() == "here"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.sh", "victim"]
     if name not in ("functions", "ways out of restrictions"):  # which hide the report of later programs
-        assert commands[-1] == ("train", "--a", "1")
+        assert ("train", "--a", "1") in commands  # others may run beside it
 
 
 def test_what_was_started_ends_with_the_script(tmp_path):
@@ -150,8 +152,7 @@ def test_what_was_started_ends_with_the_script(tmp_path):
     script.write_text("set -m\nwhile :; do :; done &\n(while :; do :; done) &\ntrain\n")
     with pytest.raises(InvalidInput, match="within 5 s"):
         call_bounded(run_script, script, {})
-    alive = [path for path in Path("/proc").glob("[0-9]*/cmdline") if mark.encode() in _read(path)]
-    assert not alive
+    eventually(lambda: not [path for path in Path("/proc").glob("[0-9]*/cmdline") if mark.encode() in _read(path)])
 
 
 def _read(path: Path) -> bytes:
@@ -195,7 +196,10 @@ def test_files_are_read_from_beside_the_script_even_if_their_path_is_of_another_
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "a.sh").write_text('source "$(dirname "${BASH_SOURCE[0]}")/b.sh"\ndeclare -A X=([a]=1)')
     (tmp_path / "models" / "b.sh").write_text("MODEL_ARGS=(--moe)")
-    text = 'D="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"\nsource "$D/models/a.sh"\ntrain ${MODEL_ARGS[@]} ${X[a]}'
+    text = (
+        'D="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"\n'
+        'source "$D/models/a.sh"\ntrain ${MODEL_ARGS[@]} ${X[a]}'
+    )
     assert run(tmp_path / "run.sh", text)[-1] == ("train", "--moe", "1")
     (tmp_path / "run.sh").write_text(". /root/x/models/b.sh\nsource /root/none.sh\ntrain ${MODEL_ARGS[@]}")
     found = run_script(tmp_path / "run.sh", {})

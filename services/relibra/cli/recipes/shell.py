@@ -5,25 +5,30 @@ Out:  the command lines that it would start.
 
 `bash --restricted` starts no program by its path, writes no file and keeps PATH, which leads nowhere. `launcher.bash`
 reports the commands that bash does not find, and asks here for the text of every script, whose redirections of output
-`redirections.py` turns away. Where the kernel permits it, bash has no network and no processes but its own.
+`redirections.py` turns away. Where the kernel permits it, bash has no network and no processes but its own. Where this
+process is root, bash runs as nobody: limits on the number of processes do not bind root.
 """
 
 import functools
+import os
 import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from relibra.cli.recipes.redirections import drop_output
 from relibra.cli.recipes.unknown import shown, unknown, without_unknown
 from relibra.errors import InvalidInput
 
 _MAX_BYTES = 1 << 20
+_MAX_PROCESSES = 64
+_NOBODY = 65534
 _NAMESPACES = ("--map-root-user", "--net", "--pid", "--fork", "--kill-child")
 _REFUSED = re.compile(r"line (\d+): (.*(?:restricted: cannot redirect|syntax error|unexpected EOF|here-document).*)")
 _SET_BY_BASH = re.compile("PWD|OLDPWD|SHLVL|E?UID|PPID|RANDOM|SECONDS|LINENO|IFS|PATH|BASH.*|FUNCNAME|PIPESTATUS")
@@ -56,15 +61,18 @@ def run_script(script: Path, variables: dict[str, str], *, printed: str = "", st
     if bash is None:
         raise InvalidInput.of("--recipe", expected="bash on this machine, to run a launcher", got="none")
     with (
-        as_file(files("relibra.cli.recipes").joinpath("launcher.bash")) as prelude,
+        as_file(files("relibra.cli.recipes").joinpath("launcher.bash")) as path,
+        path.open("rb") as prelude,
         tempfile.TemporaryFile() as messages,
     ):
-        own = {"PATH": "/dev/null", "BASH_ENV": str(prelude), "LC_ALL": "C.UTF-8"}
+        own = {"PATH": "/dev/null", "BASH_ENV": f"/dev/fd/{prelude.fileno()}", "LC_ALL": "C.UTF-8"}
         own |= {"RELIBRA_PRINTED": printed, "RELIBRA_STATUS": str(status)}
+        own |= {"RELIBRA_PROCESSES": str(_num_threads_of(_user_of_bash().get("user", os.getuid())) + _MAX_PROCESSES)}
         process = subprocess.Popen(
             [*_namespaces(), bash, "--restricted", "-c", 'source "$0"; builtin wait', str(script)],
             cwd=script.parent, env=variables | own,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=messages,
+            pass_fds=(prelude.fileno(),), **_user_of_bash(),
         )  # fmt: skip
         with process:
             commands, doubts = _serve(process, script, marks=not printed)
@@ -76,12 +84,32 @@ def run_script(script: Path, variables: dict[str, str], *, printed: str = "", st
     return Run(tuple(commands), tuple(dict.fromkeys(doubts)))
 
 
+def _user_of_bash() -> dict[str, Any]:
+    """Return the arguments of `Popen` that name the user as whom bash runs; none for that of this process."""
+    return {"user": _NOBODY, "group": _NOBODY, "extra_groups": ()} if os.geteuid() == 0 else {}
+
+
+def _num_threads_of(user: int) -> int:
+    """Return how many threads a user has, all of which count for the limit on processes; 0 where nothing tells."""
+    num_threads = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if process.stat().st_uid == user:
+                num_threads += sum(1 for _ in (process / "task").iterdir())
+    return num_threads
+
+
 @functools.cache
 def _namespaces() -> tuple[str, ...]:
     """Return the words before a command that take its network and its sight of other processes, if that works here."""
     words = (shutil.which("unshare") or "unshare", *_NAMESPACES)
     try:
-        subprocess.run([*words, "true"], check=True, capture_output=True)
+        subprocess.run(
+            [*words, "true"],
+            check=True,
+            capture_output=True,
+            **_user_of_bash(),
+        )
     except (OSError, subprocess.CalledProcessError):
         return ()
     return words
@@ -148,6 +176,8 @@ def prepare(text: str, *, marks: bool) -> str:
 def outside_variables(script: str) -> set[str]:
     """Return the variables that a script reads without a default and never sets."""
     read = set(re.findall(r"(?<!\\)\$\{?([A-Za-z_]\w*)", script))
+    for arithmetic in re.findall(r"\(\((.*?)\)\)", script):
+        read |= set(re.findall(r"(?<![\w$])[A-Za-z_]\w*", arithmetic))
     with_default = set(re.findall(r"\$\{[#!]?([A-Za-z_]\w*)(?:\[[^]]*\]|:?[-=+?])", script))
     assigned = set(re.findall(r"(?:^|[\s;&|({])([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=", script))
     declarations = r"\b(?:for|read|local|declare|typeset|export|mapfile|readarray|getopts|printf)\b(.*)"
