@@ -41,12 +41,12 @@ def plan(client: PlannerClient, shared_planner: Service, job_id: str) -> Callabl
     return plan_step
 
 
-def submit_raw(address: str, job_id: str, message: plan_pb2.Schedule) -> None:
+def submit_raw(address: str, job_id: str, epoch: int, message: plan_pb2.Schedule) -> None:
     """Submit a schedule that the types of the client would refuse."""
     with open_channel(address) as channel:
         try:
             plan_pb2_grpc.PlanServiceStub(channel).SubmitSchedule(
-                plan_pb2.SubmitScheduleRequest(job_id=job_id, step=1, schedule=message), timeout=60
+                plan_pb2.SubmitScheduleRequest(job_id=job_id, epoch=epoch, step=1, schedule=message), timeout=60
             )
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
@@ -167,7 +167,7 @@ def test_S7_ranks_groups_and_micro_batches_that_cannot_be_are_refused(
     values[7] = value
     getattr(message, field).CopyFrom(array.encode(values))
     with pytest.raises(InvalidInput, match=fault):
-        submit_raw(shared_planner.address, job_id, message)
+        submit_raw(shared_planner.address, job_id, client.join_attempt(job_id), message)
     assert_nothing_was_kept(client, job_id)
 
 
