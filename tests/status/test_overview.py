@@ -6,8 +6,8 @@ from relibra.status.health import JobState
 from relibra.status.overview import Order, arrange, count_states, fold
 
 
-def glance(job_id: str, state: JobState, registered_at: float, owner: str = "host:1") -> SimpleNamespace:
-    job = SimpleNamespace(job_id=job_id, registered_at=registered_at, owner=owner)
+def glance(job_id: str, state: JobState, began_at: float, owner: str = "host:1") -> SimpleNamespace:
+    job = SimpleNamespace(job_id=job_id, began_at=began_at, owner=owner)
     return SimpleNamespace(job=job, health=SimpleNamespace(verdict=state))
 
 

@@ -147,7 +147,7 @@ def test_the_time_of_a_token_copy_is_the_one_that_the_job_registered() -> None:
     sized = JobRecord(
         job_id="job",
         epoch=1,
-        registered_at=0.0,
+        began_at=0.0,
         model=Model(num_layers=1, num_experts=2, top_k=1, expert_weight_size_bytes=4_000_000),
         cluster=cluster,
         params=PlanParams(),

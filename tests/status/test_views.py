@@ -12,7 +12,7 @@ from relibra.status.views import to_json, view
 from relibra.store import JobRecord
 
 JOB = JobRecord(
-    job_id="job", epoch=7, registered_at=0.0, model=MODEL, cluster=CLUSTER, params=PlanParams(), token_hash="secret"
+    job_id="job", epoch=7, began_at=0.0, model=MODEL, cluster=CLUSTER, params=PlanParams(), token_hash="secret"
 )
 
 

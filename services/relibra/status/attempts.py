@@ -19,7 +19,7 @@ class AttemptChoice:
     @property
     def job(self) -> JobRecord:
         """The job as the chosen attempt registered it."""
-        return self.chosen.record
+        return self.chosen
 
     @property
     def current(self) -> Attempt:

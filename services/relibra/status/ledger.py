@@ -65,10 +65,9 @@ class Ledger:
         return add_up([await self._of_attempt(attempt) for attempt in attempts])
 
     async def _of_attempt(self, attempt: Attempt) -> Saving:
-        job = attempt.record
         if attempt.ended_at is None:
-            return await self._add_up(job)
-        return await self._past.get((job.job_id, job.epoch), lambda: self._add_up(job))
+            return await self._add_up(attempt)
+        return await self._past.get((attempt.job_id, attempt.epoch), lambda: self._add_up(attempt))
 
     async def _add_up(self, job: JobRecord) -> Saving:
         time = TokenTime.of(job)

@@ -50,7 +50,7 @@ def arrange(glances: Sequence[JobGlance], state: JobState | None, text: str, ord
     ]
     if order is Order.NAME:
         return sorted(shown, key=lambda glance: (glance.job.job_id.lower(), glance.job.job_id))
-    shown.sort(key=lambda glance: -glance.job.registered_at)
+    shown.sort(key=lambda glance: -glance.job.began_at)
     if order is Order.STATE:
         shown.sort(key=lambda glance: _URGENCY.index(glance.health.verdict))
     return shown

@@ -204,7 +204,7 @@ class Reader:
             damaged=damaged,
             packing=await self.store.get_packing(job),
             refused_launch=None if choice.is_over else find_refused_launch(refusals),
-            savings=JobSaving(**fields_of(saving), time=TokenTime.of(choice.current.record)),
+            savings=JobSaving(**fields_of(saving), time=TokenTime.of(choice.current)),
         )
 
     async def latest_plan(self, job: JobRecord) -> PlanRecord | None:

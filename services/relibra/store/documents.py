@@ -37,7 +37,7 @@ def decode_job(
     return JobRecord(
         job_id=job_id,
         epoch=int(epoch, 16),
-        registered_at=float(registered_at),
+        began_at=float(registered_at),
         model=model,
         cluster=cluster,
         params=params,

@@ -18,18 +18,18 @@ from relibra.store.plan_codec import encode_plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """A registered job, as its current attempt registered it."""
+    """A job as one of its attempts registered it."""
 
     job_id: str
     epoch: int
-    """The epoch of the current attempt."""
-    registered_at: float
-    """When the current attempt began, Unix time in seconds."""
+    """The epoch of the attempt. Its sequences, schedules, plans and reports are kept under it."""
+    began_at: float
+    """Unix time in seconds when the attempt was registered."""
     model: Model
     cluster: Cluster
     params: PlanParams
     number: int = 1
-    """The number of the current attempt, for people."""
+    """The number of the attempt within the job, 1, 2, 3, ..., for people."""
     owner: str = ""
     """`<host>:<pid>` of the process that registered the attempt; empty if it did not say."""
     token_hash: str = field(default="", repr=False)
@@ -37,48 +37,17 @@ class JobRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """One launch of a job's training, or what follows after it went back to an earlier step.
+class Attempt(JobRecord):
+    """One launch of a job's training, or what follows after it went back to an earlier step, and how it ended."""
 
-    Its sequences, schedules, plans and reports are kept under its epoch.
-    """
-
-    job_id: str
-    epoch: int
-    number: int
-    """1, 2, 3, ... within the job, for people."""
-    owner: str
-    """`<host>:<pid>` of the process that registered the attempt; empty if it did not say."""
-    token_hash: str = field(repr=False)
-    """`Launch.token_hash` of the launch that began the attempt."""
-    began_at: float
-    """Unix time in seconds when it was registered."""
     ended_at: float | None
     """Unix time in seconds when the next attempt began; None for the current attempt."""
     heard_at: float | None
     """When a process that named this attempt last called a planner, by the clock of Redis; None if that is unknown."""
-    model: Model
-    cluster: Cluster
-    params: PlanParams
     rolled_back_from: int | None = None
     """The epoch of the attempt before, if the same launch went on with an earlier step; None for a launch's first."""
     rolled_back_to: int | None = None
     """The step it went back to: this attempt has taken over all earlier steps of the attempt before."""
-
-    @property
-    def record(self) -> JobRecord:
-        """The job as this attempt registered it."""
-        return JobRecord(
-            job_id=self.job_id,
-            epoch=self.epoch,
-            registered_at=self.began_at,
-            model=self.model,
-            cluster=self.cluster,
-            params=self.params,
-            number=self.number,
-            owner=self.owner,
-            token_hash=self.token_hash,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

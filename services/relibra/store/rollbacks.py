@@ -70,10 +70,11 @@ class Rollbacks(Jobs, Plans, Reports):
             )
         if word == b"begun":
             await self._drop_old_attempts(job_id)
+        job = await self.get_job(job_id)
         for attempt in (await self.list_attempts(job_id))[:1]:
             # Another attempt may have begun after this one.
-            if (attempt.rolled_back_from, attempt.rolled_back_to) == (epoch, step):
-                return attempt.record
+            if (attempt.epoch, attempt.rolled_back_from, attempt.rolled_back_to) == (job.epoch, epoch, step):
+                return job
         raise await self.over(job_id, epoch)
 
     async def _present_placement(self, keys: AttemptKeys) -> bytes:

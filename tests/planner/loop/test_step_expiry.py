@@ -92,7 +92,7 @@ def test_S7_old_attempts_keep_summaries_only(store: Store, run: Loop, redis_url:
         run(limits.apply("job"))
     attempts = run(store.list_attempts("job"))
     assert [each.number for each in attempts] == [6, 5, 4, 3, 2, 1]
-    assert [kept(store, run, each.record) for each in attempts] == [[1], [1], [1], [1], [], []]
+    assert [kept(store, run, each) for each in attempts] == [[1], [1], [1], [1], [], []]
     assert [len(run(store.list_summaries(each))) for each in attempts] == [0, 0, 0, 0, 1, 1]
     with Redis.from_url(redis_url) as client:
         assert len(client.keys("relibra:{job}:*:step:1:plan")) == RETAINED_ATTEMPTS

@@ -70,7 +70,7 @@ class StepExpiry:
 
     async def apply(self, job_id: str) -> None:
         """Let steps of all attempts of a job expire."""
-        attempts = [each.record for each in await self._store.list_attempts(job_id)]
+        attempts = await self._store.list_attempts(job_id)
         measured = [await self._store.measure_steps(each) for each in attempts]
         if not measured:
             return
