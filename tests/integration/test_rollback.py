@@ -130,7 +130,7 @@ def test_S4_a_forecast_of_before_is_not_planned_in_the_attempt_that_took_over(
         operator.register_job("job", MODEL, CLUSTER, PARAMS)
         epoch = operator.rollback("job", 2)
     # The training has not gone back yet: nothing of the next step would tell the planner.
-    with pytest.raises(RolledBack, match="step 4 was not submitted, because it may be of before: go back"):
+    with pytest.raises(RolledBack, match="step 4 was not submitted, because it may be older than that: go back"):
         submit(4)
     # It has now, and its schedules are others.
     for step in (2, 3, 4):

@@ -78,7 +78,7 @@ class PlannerClient(AttemptClient):
             NotFound: scheduled sequences were never reported; the text names the first ones.
             Conflict: the step already has another schedule or another basis.
             StaleEpoch: the attempt of this client is over: another launch trains the job now.
-            RolledBack: somebody let the job go back to an earlier step, and the schedule may be of before. The client
+            RolledBack: somebody let the job go back to an earlier step, and the schedule may be older. The client
                 goes on in the attempt that took over with the first step that it submits again.
         """
         request = plan_pb2.SubmitScheduleRequest(

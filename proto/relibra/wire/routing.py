@@ -135,7 +135,7 @@ def open_stream(
 ) -> Any:
     """Start to report; iterate over the returned call for the responses.
 
-    With a job and an attempt, the planner says already before the first request with which attempt the launch goes on.
+    If the call names a job and an attempt, the planner names the next attempt of the launch even before a request.
 
     The call waits until the planner can be reached. It has no deadline, because it stays open as long as there is
     something to report; keepalive ends it if the planner is gone. A thread of gRPC consumes `requests`.

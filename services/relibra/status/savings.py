@@ -55,13 +55,13 @@ class Saving:
     trained_s: float = 0.0
     """The phases of the steps that count."""
     expert_s: float = 0.0
-    """The part of them that is taken for computation of experts."""
+    """The part of `trained_s` in which experts compute."""
     waited_s: float = 0.0
-    """Waits for plans, reorders and replicas, which `saved_s` already lacks."""
+    """Waits for plans, reorders and replicas; they are already subtracted from `saved_s`."""
     num_steps: int = 0
     """Steps that count."""
     num_forecasts: int = 0
-    """Those of them whose imbalance without balancing is itself a forecast."""
+    """Steps that count whose imbalance without balancing is itself a forecast."""
     num_left_out: int = 0
     """Steps with reports that do not count, because something is not known."""
 

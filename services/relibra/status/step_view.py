@@ -1,4 +1,4 @@
-"""A step as people see it: with its full data, or what is left of it and why."""
+"""A step as pages and JSON show it: its full data, or the summary that is left of it, and why."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,7 @@
 """Dataclasses as JSON: endpoints return the objects that pages show, and their docstrings describe them.
 
-A view has the fields and the properties of a dataclass. Text stands for what JSON numbers cannot hold: plan ids, epochs
-and digests. Times are ISO 8601, arrays are nested lists, and the letters of an array's shape are cut off its name.
+A view has the fields and the properties of a dataclass. Plan ids, epochs and digests are text, because JSON numbers
+cannot hold them. Times are ISO 8601, arrays are nested lists, and names of arrays lose the letters of the shape.
 """
 
 import ast
@@ -36,8 +36,7 @@ def fields_of(record: Any) -> dict[str, Any]:
 def view(shown: Any, name: str = "") -> Any:
     """Return the pydantic type that turns values of the type `shown` into JSON; `name` is that of their field.
 
-    Fields that `repr` leaves out are left out here, and so are fields and properties that are a `JobRecord`: it is
-    shown by its parts.
+    The type leaves out fields that `repr` leaves out. It also leaves out every `JobRecord`, because views show its parts.
     """
     if shown in _AS_TEXT:
         return _AS_TEXT[shown]
@@ -102,7 +101,7 @@ def _descriptions(shown: Any) -> Iterator[tuple[str, str]]:
 
 
 def _in_json(text: str) -> str:
-    """Return a docstring in the words of JSON, whose times are not numbers."""
+    """Return a docstring in the words of JSON: null for None, and times that are not Unix times."""
     text = " ".join(text.split()).replace("Unix time", "time")
     return re.sub(r"\bNone\b", "null", text[:1].upper() + text[1:])
 

@@ -8,7 +8,7 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
 _NUM_DECIMALS = 4
-"""Of the numbers in a row: times to a tenth of a millisecond, imbalances to a hundredth of a percent."""
+"""The decimals of the numbers in a row: times to a tenth of a millisecond, imbalances to a hundredth of a percent."""
 
 T = TypeVar("T")
 

@@ -61,12 +61,12 @@ class BalancedPasses:
             self.agent = None
 
     def begin(self, phase: Phase, batch: Callable[[], RankBatch], key: Hashable = None) -> bool:
-        """Collective over all ranks: have a pass planned and begin it; return whether it runs under a plan.
+        """Collective over all ranks: let a pass be planned and begin it; return whether it runs under a plan.
 
         Args:
             phase: what the pass is for.
             batch: makes the batch of this data-parallel rank. Only reporting ranks call it.
-            key: the micro-batches of the pass. If the pass before had the same, both are phases of one step.
+            key: names the micro-batches of the pass. If the pass before had an equal key, both are phases of one step.
         """
         if key is None or key != self._key:
             self.next_index += 1
@@ -114,7 +114,7 @@ class BalancedPasses:
         self.planned.note_routed(self.next_index - 1, counts_LE)
 
     def forward_step(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that runs a micro-batch of the last pass; under a plan, the agent hears which one it is."""
+        """Return a function that runs a micro-batch of the last pass; under a plan, it tells the agent which one."""
         return self.agent.forward_step(run) if self.agent is not None and self._is_planned else run
 
     @contextmanager

@@ -110,7 +110,7 @@ class PlannedPasses:
         return self._submitted(pass_index, lambda: submit_step(self._planner, self.settings.job, pass_index, schedules))
 
     def forecast(self, pass_index: int, num_micro_batches: int) -> bool:
-        """Collective over all ranks: have a pass planned whose routing nobody knows yet.
+        """Collective over all ranks: let a pass be planned whose routing nobody knows yet.
 
         Args:
             pass_index: the number of the pass, which is its step at the planner.

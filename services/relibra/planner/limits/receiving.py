@@ -12,10 +12,10 @@ from relibra.planner.plan_notifier import ShuttingDown
 NUM_RECEIVING = 64
 """How many calls of one account receive their message at the same time; the messages of others wait at the sender."""
 NUM_RECEIVING_PARTS = 4
-"""The same for messages that come in parts, which are larger."""
+"""The same number for messages that come in parts, which are larger."""
 MESSAGE_TIMEOUT_S = 10.0
-"""How long a call has, from its headers to the end of its message. A random extra of up to the same time is added, so
-that thousands of calls that began together neither end together nor come back together."""
+"""The shortest time for a call, from its headers to the end of its message. A call gets up to twice this time, at
+random, so that thousands of calls that began together neither end together nor come back together."""
 DRAIN_MESSAGE_S = 1.0
 """How long the messages of open calls may still take once the planner drains."""
 

@@ -111,7 +111,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
             taking.cancel()
 
     async def _epoch_after(self, job_id: str, epoch: int) -> int:
-        """Return the attempt with which the launch of `epoch` goes on, as of the last second; 0 if with none."""
+        """Return the newest attempt of the launch that began `epoch`, at most a second old; 0 if it is over."""
         if not job_id:
             return 0
         try:

@@ -30,7 +30,7 @@ if before and known <= last then
     redis.call('HSET', KEYS[1], 'seen_at', now_ms)
     return {'confirmed', before}
   end
-  -- A caller that knows the current attempt and did not begin it has joined it, and is the driver started again.
+  -- A caller that knows the current attempt and did not begin it has joined it: the driver was started again.
   if known > 0 and hex(known) ~= before then
     return {'over', hex(known)}
   end

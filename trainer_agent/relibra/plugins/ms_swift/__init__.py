@@ -4,7 +4,7 @@ No file of ms-swift changes. `swift.megatron.trainers.MegatronGRPOTrainer` is re
 `export_weights` and `save_weights` of the bridge are wrapped.
 
     external        the file that ms-swift imports, in a folder of its own
-    installation    has ms-swift's pipeline create the trainer of this plug-in
+    installation    makes ms-swift's pipeline create the trainer of this plug-in
     points          the attributes of ms-swift that the plug-in relies on, checked at start
     batch           what a rank trains on, in the form of `relibra.steps`
     trainer         ms-swift's Megatron trainer of GRPO with an agent inside

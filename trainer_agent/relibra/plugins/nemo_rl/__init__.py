@@ -5,7 +5,7 @@ worker. `get_microbatch_iterator`, `megatron_forward_backward` and megatron's `g
 the modules of the worker during a pass.
 
     __main__        runs a script of NeMo-RL with the plug-in installed
-    launch          has the driver's policies start the worker of this plug-in
+    launch          makes the driver's policies start the worker of this plug-in
     points          the attributes of NeMo-RL that the plug-in relies on, checked at start
     configuration   what the plug-in takes from NeMo-RL's configuration and model
     batch           what a rank trains on, in the form of `relibra.steps`

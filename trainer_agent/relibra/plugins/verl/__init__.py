@@ -2,8 +2,8 @@
 
 No file of verl changes. verl's registry hands out the engine of this plug-in. `TrainingWorker.__init__` is wrapped
 until it has run once, and `_balance_batch` of verl's trainers is wrapped in the driver. `prepare_micro_batches` is
-wrapped during a pass. In each engine, the two methods of its checkpoint manager that a bridge writes and loads by are
-wrapped.
+wrapped during a pass. In every engine, the two methods are wrapped with which its checkpoint manager writes and loads
+through a bridge.
 
     registration    registers the engine, in the processes that have verl's engines
     configuration   the section `relibra` of verl's configuration
