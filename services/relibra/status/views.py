@@ -36,7 +36,7 @@ def fields_of(record: Any) -> dict[str, Any]:
 def view(shown: Any, name: str = "") -> Any:
     """Return the pydantic type that turns values of the type `shown` into JSON; `name` is that of their field.
 
-    The type leaves out fields that `repr` leaves out. It also leaves out every `JobRecord`, because views show its parts.
+    The type leaves out fields that `repr` leaves out, and every `JobRecord`, because views show its parts.
     """
     if shown in _AS_TEXT:
         return _AS_TEXT[shown]

@@ -111,7 +111,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
             taking.cancel()
 
     async def _epoch_after(self, job_id: str, epoch: int) -> int:
-        """Return the newest attempt of the launch that began `epoch`, at most a second old; 0 if it is over."""
+        """Return the newest attempt of the launch that began `epoch`, at most a second old; 0 if that is not known."""
         if not job_id:
             return 0
         try:
