@@ -155,8 +155,8 @@ class AttemptClient:
                 raise
             if not may_follow:
                 raise RolledBack(
-                    f"{error}. The schedule of step {request.step} was not submitted, because it may be older than that: "
-                    "go back to that step in the training, sample it again, and submit its schedule"
+                    f"{error}. The schedule of step {request.step} was not submitted, because it may be older than "
+                    "that: go back to that step in the training, sample it again, and submit its schedule"
                 ) from error
             logger.warning("going on in the attempt that took over: %s", error)
             request.epoch = self.join_attempt(job_id)
