@@ -17,7 +17,7 @@ demo: $(READY)all  ## run a real MoE RL job, plain and balanced, on this machine
 test: $(READY)test  ## prove every promise once, without a GPU and on two cores
 	$(BIN)/pytest --numprocesses 3 --ignore tests/frameworks -m 'not long'
 
-test-all: $(READY)dev build/programs/helm  ## run every test that needs no GPU, those that repeat at length what `make test` shows once too
+test-all: $(READY)dev build/programs/helm  ## run every test that needs no GPU, also those that repeat at length what `make test` shows once
 	$(BIN)/pytest --numprocesses 3 --ignore tests/frameworks
 
 test-megatron: $(READY)test  ## run the tests that train inside megatron-core: with VENV and PYTHON, on another Python and its megatron-core
