@@ -6,7 +6,7 @@ function source { _ask source "$PWD" "${SCRIPT_SOURCE-}" "$1" && { local SCRIPT_
 # 7 takes reports, and 9 takes the launcher's output and drops it.
 
 exec 6<&0 7>&1 9>/dev/null </dev/null >&9
-ulimit -c 0 -t 5 -v 524288 -u "$RELIBRA_PROCESSES"
+ulimit -c 0 -t 5 -v 524288 -u "$LAUNCHER_PROCESSES"
 unset HOSTNAME
 set -fT  # no names of files of this machine, and the trap below in functions too
 
@@ -23,13 +23,13 @@ _ask() {
   IFS= read -r -d '' -u 6 _path && IFS= read -r -d '' -u 6 _text && [[ -n $_path ]]
 }
 
-# A program fails. What it would print is not known: it prints a mark, or what $RELIBRA_PRINTED says.
+# A program fails. What it would print is not known: it prints a mark, or what $LAUNCHER_PRINTED says.
 command_not_found_handle() {
   local text="${*##*/}"
   _report "$@"
   text=${text:0:60}
-  printf %s "${RELIBRA_PRINTED:-UNKNOWN_of_${text//[!A-Za-z0-9]/_}_END}"
-  return "$RELIBRA_STATUS"
+  printf %s "${LAUNCHER_PRINTED:-UNKNOWN_of_${text//[!A-Za-z0-9]/_}_END}"
+  return "$LAUNCHER_STATUS"
 }
 
 # Before every command: a launcher goes on where it would stop for an error, and a program named by its path is a

@@ -66,8 +66,8 @@ def run_script(script: Path, variables: dict[str, str], *, printed: str = "", st
         tempfile.TemporaryFile() as messages,
     ):
         own = {"PATH": "/dev/null", "BASH_ENV": f"/dev/fd/{prelude.fileno()}", "LC_ALL": "C.UTF-8"}
-        own |= {"RELIBRA_PRINTED": printed, "RELIBRA_STATUS": str(status)}
-        own |= {"RELIBRA_PROCESSES": str(_num_threads_of(_user_of_bash().get("user", os.getuid())) + _MAX_PROCESSES)}
+        own |= {"LAUNCHER_PRINTED": printed, "LAUNCHER_STATUS": str(status)}
+        own |= {"LAUNCHER_PROCESSES": str(_num_threads_of(_user_of_bash().get("user", os.getuid())) + _MAX_PROCESSES)}
         process = subprocess.Popen(
             [*_namespaces(), bash, "--restricted", "-c", 'source "$0"; builtin wait', str(script)],
             cwd=script.parent, env=variables | own,
