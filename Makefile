@@ -6,7 +6,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready-for-
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable
 FRAMEWORKS_PYTHON ?= $(PYTHON)
-FRAMEWORKS_READY := .venv-frameworks/ready
+# Ray starts no worker from a path with a space, so a checkout in such a path needs this environment elsewhere.
+FRAMEWORKS_VENV ?= .venv-frameworks
+FRAMEWORKS_READY := $(FRAMEWORKS_VENV)/ready
 
 .PHONY: demo test test-all test-containers test-megatron test-frameworks test-robustness test-long docs audit lint proto proto-check gpu-bundle gpu-check bench bench-peers evaluation clean
 
@@ -27,7 +29,7 @@ test-containers: $(READY)test  ## run the Compose file on a Docker Engine; as ro
 	tests/containers/run.sh build/containers $(BIN)/pytest --numprocesses 0 --capture no
 
 test-frameworks: $(READY)test $(FRAMEWORKS_READY)  ## run the plug-ins inside the frameworks themselves, on the CPU; fetches 0.5 GB or more, once
-	$(BIN)/pytest --numprocesses 0 tests/frameworks
+	RELIBRA_FRAMEWORKS_VENV='$(FRAMEWORKS_VENV)' $(BIN)/pytest --numprocesses 0 tests/frameworks
 
 test-robustness: $(READY)test  ## inject every fault five times, and once each on a Cluster and behind Sentinels; measure waits beside attacks
 	RELIBRA_ROBUSTNESS_ROUNDS=5 RELIBRA_ROBUSTNESS_REDIS=server,cluster,sentinel $(BIN)/pytest -m robustness tests/robustness
@@ -116,5 +118,5 @@ build/programs/helm: deploy/helm/programs.py $(READY)all
 	$(BIN)/python -m deploy.helm.programs build/programs
 
 $(FRAMEWORKS_READY): tests/frameworks/environment.sh tests/frameworks/constraints.txt
-	@echo "installing verl, SkyRL, AReaL, ms-swift and what they need on the CPU into .venv-frameworks, once: 2 GB on disk, and more with the CUDA build of torch"
-	tests/frameworks/environment.sh $(FRAMEWORKS_PYTHON) .venv-frameworks
+	@echo "installing verl, SkyRL, AReaL, ms-swift and what they need on the CPU into $(FRAMEWORKS_VENV), once: 2 GB on disk, and more with the CUDA build of torch"
+	tests/frameworks/environment.sh $(FRAMEWORKS_PYTHON) '$(FRAMEWORKS_VENV)'

@@ -1,6 +1,7 @@
 """The environment with the frameworks themselves, and what their engines computed there."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from harness import child_process, framework_runs, frameworks
 from harness.framework_runs import FrameworkRun
 from harness.services import Service, redis_server, redis_url, shared_planner  # noqa: F401
 
-ENVIRONMENT = Path(__file__).parents[2] / ".venv-frameworks"
+ENVIRONMENT = Path(__file__).parents[2] / os.environ.get("RELIBRA_FRAMEWORKS_VENV", ".venv-frameworks")
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +20,8 @@ def frameworks_python() -> str:
     """Return the interpreter of the environment with the frameworks."""
     if not (ENVIRONMENT / "ready").exists():
         pytest.skip("no environment with the frameworks: make test-frameworks builds it in .venv-frameworks")
+    if " " in str(ENVIRONMENT):
+        raise RuntimeError(f"Ray starts no worker from {ENVIRONMENT}, which has a space: set FRAMEWORKS_VENV in make")
     return str(ENVIRONMENT / "bin" / "python")
 
 
