@@ -71,7 +71,9 @@ def test_S5_every_way_of_training_is_that_of_plain_megatron(ranks, layout, optim
 )
 @pytest.mark.distributed
 def test_S5_every_other_way_of_training_is_that_of_plain_megatron(ranks, layout, optimizer, dtype, recomputation):
-    way = {"recomputation": recomputation, "optimizer": optimizer, "dtype": dtype, "share_of_norm": 0.5}
+    # A known gap: on ep4 the norm of bf16 gradients differs by up to 0.29 of plain rounding.
+    share_of_norm = 0.5 if (str(layout), dtype) == ("ep4", "bf16") else 0.25
+    way = {"recomputation": recomputation, "optimizer": optimizer, "dtype": dtype, "share_of_norm": share_of_norm}
     ranks.run(layout, trains_as_plain_megatron, **way, runs_on_a_device=True)
 
 
