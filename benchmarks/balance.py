@@ -63,9 +63,9 @@ def plan_cell() -> list[RankLoads]:
     def per_rank(rank: NDArray[np.integer], tokens: NDArray[np.integer]) -> NDArray[np.int64]:
         return np.bincount(rank, weights=tokens, minlength=_CLUSTER.num_ranks).astype(np.int64)
 
-    in_cell_Q = (plan.quota_index_Q4[:, 0] == row) & (plan.quota_index_Q4[:, 1] == layer)
-    rank_Q, tokens_Q = plan.quota_index_Q4[in_cell_Q, 3], plan.quota_tokens_Q[in_cell_Q]
-    is_replica_Q = plan.is_replica_Q[in_cell_Q]
+    in_cell_Q = (plan.quotas.index_Q4[:, 0] == row) & (plan.quotas.index_Q4[:, 1] == layer)
+    rank_Q, tokens_Q = plan.quotas.index_Q4[in_cell_Q, 3], plan.quotas.tokens_Q[in_cell_Q]
+    is_replica_Q = plan.quotas.is_replica_Q[in_cell_Q]
     none_R = np.zeros(_CLUSTER.num_ranks, dtype=np.int64)
     return [
         RankLoads(title="plain expert parallelism", home_R=plain_MLR[row, layer], replica_R=none_R),

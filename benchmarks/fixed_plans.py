@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from relibra.agent import PlanAnswer
-from relibra.planning import Cluster, ExecutionReport, Model, PlanId, RankPlan
+from relibra.planning import Cluster, ExecutionReport, Model, PlanId, StepPlan
 
 
 class FixedPlans:
@@ -27,20 +27,19 @@ class FixedPlans:
     ) -> None:
         self._home_rank_LE = cluster.identity_placement(model)
         self._num_micro_batches = num_micro_batches
-        self._replica_index_Q4 = np.array(replicas, np.int32).reshape(-1, 4)
+        self._replica_index_Y4 = np.array(replicas, np.int32).reshape(-1, 4)
 
     def prefetch(self, step: int) -> None:
         """Do nothing: there is no plan to fetch."""
 
     def wait(self, step: int, timeout_s: float) -> PlanAnswer:
         """Return the plan with the number of the step."""
-        plan = RankPlan(
+        plan = StepPlan(
             id=PlanId(epoch=1, version=step + 1),
             step=step,
             digest=b"",
             home_rank_LE=self._home_rank_LE,
-            replica_index_Q4=self._replica_index_Q4,
-            replica_share_Q=np.full(len(self._replica_index_Q4), 1 << 20, np.int32),
+            replica_index_Y4=self._replica_index_Y4,
             num_micro_batches=self._num_micro_batches,
             reason="fixed",
         )

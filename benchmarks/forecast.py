@@ -2,14 +2,12 @@
 
     python -m benchmarks.forecast
 
-The sequences of a trace make five steps. Four are past; the fifth runs by the rule that agents follow. Either the steps
+The sequences of a trace make five steps. Four are past; the fifth is split as agents split it. Either the steps
 are shuffled together, or the fifth has other domains than the rest. The columns are:
 
 - *forecast*, *last step*: plans for the loads expected from all past steps, or from the last one;
 - *not hedged*: as *forecast*, but only with the replicas that the expected loads need;
-- *by tokens*: as *not hedged*, but with shares in tokens instead of fractions;
 - *rollout*: plans for a rollout that is not replayed: a tenth of the token copies goes to other experts in training;
-- *rollout by tokens*: as *rollout*, but with shares in tokens;
 - *foresight*: plans for the real loads.
 
 Writes `results/forecast.json`.
@@ -43,10 +41,8 @@ _COLUMNS = (
     "forecast",
     "last_step",
     "not_hedged",
-    "by_tokens",
     "eplb_oracle",
     "rollout",
-    "rollout_by_tokens",
     "foresight",
 )
 
@@ -96,10 +92,8 @@ def _measure(
         "forecast": forecast(previous),
         "last_step": forecast(previous[-1:]),
         "not_hedged": forecast(previous, Basis.ROLLOUT),
-        "by_tokens": forecast(previous, Basis.REPLAY),
         "eplb_oracle": imbalance(eplb(load.load_MLE, model, cluster).rank_loads_MLR(cluster)),
         "rollout": foresight(rollout, Basis.ROLLOUT),
-        "rollout_by_tokens": foresight(rollout, Basis.REPLAY),
         "foresight": foresight(load, Basis.REPLAY),
     }
 

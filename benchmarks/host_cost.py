@@ -32,6 +32,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -41,21 +42,21 @@ from benchmarks.host_floor import Floor, reference_us
 from benchmarks.host_stand_ins import NUM_RANKS, NoDevice, NoKernels, Nowhere, TinyExperts
 from benchmarks.results import write
 from relibra.agent.cells.arrivals import NUM_PARTS, Arrivals
-from relibra.agent.cells.cells import StepCells
+from relibra.agent.cells.cells import SlotTable, StepCells
 from relibra.agent.cells.fetch import Fetcher
 from relibra.agent.cells.gradient_return import ARRIVING_BYTES, GradientReturns
 from relibra.agent.cells.layer import LayerExecution
 from relibra.agent.cells.micro_batch import MicroBatch, RealisedLoad, running
 from relibra.agent.cells.replay import MicroBatchReplay, check_routing
-from relibra.agent.cells.routed_tokens import RoutedTokens
 from relibra.agent.cells.slots import Slots
+from relibra.agent.cells.token_split import TokenSplit, split
 from relibra.agent.cells.visit import ReplicaContext
 from relibra.agent.placement import Placement
 from relibra.agent.transport import ExpertTransport, SymmetricTransport, transfer_schedule
 from relibra.agent.transport.symmetric_memory import SymmetricMemory
 from relibra.agent.transport.timed import TimedTransport
 from relibra.kernels import ops
-from relibra.planning import Cluster, Model, PlanId, RankPlan
+from relibra.planning import Cluster, Model, PlanId, StepPlan
 from relibra.planning.plan import Basis
 
 CPU = torch.device("cpu")
@@ -86,19 +87,27 @@ class Operations(TorchDispatchMode):
         return result
 
 
-def plan_with(replicas: Sequence[tuple[int, int, int]]) -> RankPlan:
+def plan_with(replicas: Sequence[tuple[int, int, int]]) -> StepPlan:
     """Return the plan of one micro-batch."""
-    return RankPlan(
+    return StepPlan(
         id=PlanId(epoch=1, version=1),
         step=0,
         digest=b"",
         home_rank_LE=CLUSTER.identity_placement(MODEL),
-        replica_index_Q4=np.array([(0, *each) for each in replicas], np.int32).reshape(-1, 4),
-        replica_share_Q=np.full(len(replicas), 4, np.int32),
+        replica_index_Y4=np.array([(0, *each) for each in replicas], np.int32).reshape(-1, 4),
         num_micro_batches=1,
         reason="",
         basis=Basis.REPLAY,
     )
+
+
+class AloneSplit(TokenSplit):
+    """A split in which this rank speaks for all: what gathering the counts takes depends on the network."""
+
+    def share_P(self, table: SlotTable, routing_map_TE: Tensor) -> Tensor:
+        """Return the share of rank 0 if all ranks have the same tokens."""
+        counts_E = routing_map_TE.sum(dim=0, dtype=torch.int32)
+        return split(table, counts_E.expand(CLUSTER.num_ranks, -1), 0, CLUSTER.gpus_per_node)
 
 
 class Layers:
@@ -138,6 +147,7 @@ class Layers:
             slots=slots,
             fetcher=Fetcher(transport, slots, by_layer, gathered),
             returns=GradientReturns(transport, arrivals, None),
+            split=AloneSplit(lambda: dist.group.WORLD, 0, CLUSTER.gpus_per_node),
         )
         self._executions = [
             LayerExecution(
@@ -168,7 +178,6 @@ class Layers:
             index=0,
             cells=cells,
             realised=RealisedLoad(1, MODEL.num_layers),
-            routed=RoutedTokens(np.zeros((1, MODEL.num_layers, MODEL.num_experts), np.int64)),
             given_experts=check_routing(routed_LTK, MODEL, CPU) if self._is_replayed else None,
         )
         transfer_schedule.cache_clear()

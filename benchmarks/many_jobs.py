@@ -132,7 +132,7 @@ class _Job:
         await asyncio.gather(*(self._report(step, rank, plan) for rank, plan in enumerate([first, *others])))
         return plan_s
 
-    async def _fetch(self, step: int, rank: int) -> plan_pb2.RankPlan:
+    async def _fetch(self, step: int, rank: int) -> plan_pb2.StepPlan:
         wait_ms = int(_PLAN_TIMEOUT_S * 1000)
         request = plan_pb2.FetchPlanRequest(
             job_id=self._name, step=step, ep_rank=rank, wait_ms=wait_ms, epoch=self._epoch
@@ -144,7 +144,7 @@ class _Job:
                 if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:  # the plan is not there yet
                     raise
 
-    async def _report(self, step: int, rank: int, plan: plan_pb2.RankPlan) -> None:
+    async def _report(self, step: int, rank: int, plan: plan_pb2.StepPlan) -> None:
         report = ExecutionReport(
             step=step,
             phase=Phase.UPDATE,

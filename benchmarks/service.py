@@ -50,7 +50,7 @@ from relibra.wire.channel import OPTIONS
 from relibra.wire.client import PlannerClient
 from relibra.wire.credentials import Credentials
 from relibra.wire.launch import ATTEMPT_VARIABLE
-from relibra.wire.messages import decode_rank_plan
+from relibra.wire.messages import decode_step_plan
 
 INGEST_MODEL = Model(num_layers=48, num_experts=128, top_k=8)
 INGEST_CLUSTER = Cluster(num_nodes=2, gpus_per_node=8, redundant_slots=2)
@@ -172,7 +172,7 @@ def _plan(address: str, folder: Path) -> float:
         )
         started = time.perf_counter()
         client.submit_schedule("plan", 1, [f"seq-{index}" for index in index_S], schedule)
-        client.fetch_plan("plan", 1, PLAN_MODEL, 0, wait_s=60)
+        client.fetch_plan("plan", 1, PLAN_MODEL, wait_s=60)
         return time.perf_counter() - started
 
 
@@ -243,7 +243,7 @@ def main() -> None:
             times, answers = asyncio.run(_fetch(address))
             started = time.perf_counter()
             for answer in answers:
-                decode_rank_plan(plan_pb2.FetchPlanResponse.FromString(answer).plan, PLAN_MODEL)
+                decode_step_plan(plan_pb2.FetchPlanResponse.FromString(answer).plan, PLAN_MODEL)
             decode_s = (time.perf_counter() - started) / len(answers)
             tell(f"fetch, {NUM_AGENTS} agents at once: p50", float(np.percentile(times, 50)) * 1e3, "ms")
             tell(f"fetch, {NUM_AGENTS} agents at once: p99", float(np.percentile(times, 99)) * 1e3, "ms", "<= 50 ms")

@@ -1,6 +1,6 @@
 """How much of a plan's balance is left when some token copies are routed elsewhere than the plan was told.
 
-M rows, L layers, E experts, S sequences, X (row, layer, expert) triples, Y replicas.
+L layers, E experts, S sequences.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,12 +10,10 @@ from functools import partial
 import numpy as np
 
 from benchmarks.evaluation.cases import DEEPSEEK_LITE, GPT_OSS, question
-from relibra.evaluation.assignment import Assignment, at_home, from_pieces
+from relibra.evaluation.assignment import Assignment, at_home
 from relibra.evaluation.step_time import balanced_step_time, step_time
 from relibra.planning import PlanParams
-from relibra.planning.expected.loads import realised_crossing_tokens, realised_replica_tokens
 from relibra.planning.load import StepLoad, imbalance
-from relibra.planning.plan import Plan
 from relibra.planning.solve import solve
 
 Rows = list[dict[str, object]]
@@ -40,7 +38,7 @@ def _measure(trace_name: str, model: str, ep: int) -> Rows:
     for evenly in (False, True):
         for share in _SHARES:
             load = rerouted(now.load, share, seed=1, evenly=evenly)
-            done, plain = executed(plan, load), at_home(load.load_MLE, cluster.identity_placement(plan.model))
+            done, plain = Assignment.of_plan(plan, load), at_home(load.load_MLE, cluster.identity_placement(plan.model))
             found.append(
                 {
                     "trace": trace_name,
@@ -54,22 +52,6 @@ def _measure(trace_name: str, model: str, ep: int) -> Rows:
                 }
             )
     return found
-
-
-def executed(plan: Plan, load: StepLoad) -> Assignment:
-    """Return what the ranks compute under `plan` when the routers choose `load`, which has the plan's shape."""
-    replica_Y4, sent_Y = plan.quota_index_Q4[plan.is_replica_Q], realised_replica_tokens(plan, load)
-    kept_MLE = load.load_MLE.astype(np.int64)
-    np.subtract.at(kept_MLE, tuple(replica_Y4[:, :3].T), sent_Y)
-    cell_X3 = np.argwhere(kept_MLE)
-    home_X = plan.home_rank_LE[cell_X3[:, 1], cell_X3[:, 2]]
-    index = np.concatenate([replica_Y4, np.column_stack([cell_X3, home_X])])
-    tokens = np.concatenate([sent_Y, kept_MLE[tuple(cell_X3.T)]])
-    done = from_pieces(index, tokens, plan.home_rank_LE, load.num_rows)
-    # Pieces without tokens are dropped, and the others are sorted, as replicas are.
-    crossing_Q = np.zeros(len(done.tokens_Q), dtype=np.int64)
-    crossing_Q[done.is_replica_Q] = realised_crossing_tokens(plan, load)[sent_Y > 0]
-    return replace(done, crossing_Q=crossing_Q, maps_on_host=True)
 
 
 def rerouted(load: StepLoad, share: float, seed: int, *, evenly: bool = False) -> StepLoad:

@@ -52,8 +52,8 @@ def loads_of(num_experts: int, seed: int = 0) -> dict[str, list[int]]:
     check_plan(plan, load.load_MLE)
     plain_RE = load.load_MLE[0, 0].reshape(NUM_RANKS, -1)
     slowest = int(plan.rank_loads_MLR[0, 0].argmax())
-    row_Q, layer_Q, _, rank_Q = plan.quota_index_Q4.T
-    of_slowest = plan.quota_tokens_Q[(row_Q == 0) & (layer_Q == 0) & (rank_Q == slowest)]
+    row_Q, layer_Q, _, rank_Q = plan.quotas.index_Q4.T
+    of_slowest = plan.quotas.tokens_Q[(row_Q == 0) & (layer_Q == 0) & (rank_Q == slowest)]
     share = TOKENS_PER_RANK * TOP_K // plain_RE.shape[1]
     return {
         "plain": plain_RE[plain_RE.sum(axis=1).argmax()].tolist(),

@@ -84,7 +84,7 @@ def predict(
         began_s = time.perf_counter()
         plan = solve(load, schedule, model, cluster, params, home_LE)
         planning_s = time.perf_counter() - began_s
-        relibra, plain = Assignment.of_plan(plan), at_home(load.load_MLE, cluster.identity_placement(model))
+        relibra, plain = Assignment.of_plan(plan, load), at_home(load.load_MLE, cluster.identity_placement(model))
         plain_s = step_time(plain, load, training).total_s
         balanced = step_time(relibra, load, training, home_LE)
         relibra_s = balanced.total_s + planning_s + host_step_us / 1e6

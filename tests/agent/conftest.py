@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from harness import child_process
-from relibra.planning import Cluster, Model, PlanId, RankPlan, check_rank_plan
+from relibra.planning import Cluster, Model, PlanId, StepPlan, check_step_plan
 
 
 @st.composite
@@ -31,10 +31,8 @@ def random_homes(rng: np.random.Generator, model: Model, cluster: Cluster) -> ND
     return np.stack([rng.permutation(home_E) for home_E in cluster.identity_placement(model)]).astype(np.int32)
 
 
-def random_plan(
-    rng: np.random.Generator, model: Model, cluster: Cluster, num_micro_batches: int
-) -> tuple[RankPlan, NDArray[np.int32]]:
-    """Return a valid plan for rank 0, and the shares of all source ranks."""
+def random_plan(rng: np.random.Generator, model: Model, cluster: Cluster, num_micro_batches: int) -> StepPlan:
+    """Return a valid plan."""
     home_LE = random_homes(rng, model, cluster)
     index = []
     for row in range(cluster.num_ep_groups * num_micro_batches):
@@ -46,20 +44,17 @@ def random_plan(
                 )
                 number = min(int(rng.integers(0, cluster.redundant_slots + 1)), len(near_E))
                 index += [(row, layer, int(expert), rank) for expert in rng.choice(near_E, number, replace=False)]
-    index_Q4 = np.array(sorted(index), dtype=np.int32).reshape(-1, 4)
-    share_QR = rng.integers(0, 5, size=(len(index_Q4), cluster.num_ranks)).astype(np.int32)
-    plan = RankPlan(
+    plan = StepPlan(
         id=PlanId(epoch=1, version=1),
         step=0,
         digest=b"",
         home_rank_LE=home_LE,
-        replica_index_Q4=index_Q4,
-        replica_share_Q=share_QR[:, 0],
+        replica_index_Y4=np.array(sorted(index), dtype=np.int32).reshape(-1, 4),
         num_micro_batches=num_micro_batches,
         reason="random",
     )
-    check_rank_plan(plan, model, cluster)
-    return plan, share_QR
+    check_step_plan(plan, model, cluster)
+    return plan
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ MODEL = Model(num_layers=2, num_experts=4, top_k=1)
 
 
 def test_the_routing_of_a_phase_is_dropped_when_the_next_phase_begins() -> None:
-    cells: Any = SimpleNamespace(num_micro_batches=1, planned_MLB=None)
+    cells: Any = SimpleNamespace(num_micro_batches=1)
     phases = Phases(
         model=MODEL,
         groups=mock.Mock(),

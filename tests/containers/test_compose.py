@@ -50,7 +50,7 @@ def plan_s(is_last: Callable[[], bool] = lambda: True) -> list[float]:
             reporter.flush()
             began_at = time.monotonic()
             asked_again(lambda step=step: client.submit_schedule(job, step, list(map(str, number_S)), schedule))
-            asked_again(lambda step=step: client.fetch_plan(job, step, MODEL, 0, wait_s=60))
+            asked_again(lambda step=step: client.fetch_plan(job, step, MODEL, wait_s=60))
             waited_s.append(time.monotonic() - began_at)
             if is_last():
                 break

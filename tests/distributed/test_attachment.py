@@ -83,7 +83,15 @@ def test_S5_a_training_forward_outside_a_micro_batch_is_refused_if_it_would_lose
     compare_in_eval()
     agent.end_step()
     compare()
-    assert agent.begin_step(1, Phase.UPDATE).applied is None
+    outcome = agent.begin_step(1, Phase.UPDATE)
+    assert outcome.applied is None
+    assert outcome.kept is not None
+    assert "outside `agent.micro_batch(i)` while the step has replicas" in refusal(lambda: balanced.ddp(hidden))
+    agent.detach()
+
+    plain, (balanced, _) = Trained(cluster), attached(cluster, plans_of(cluster, range(1), replicate=False))
+    agent = balanced.agent
+    agent.begin_step(1, Phase.UPDATE)
     compare()
     agent.set_routing(0, routing(1, 0, dist.get_rank()))
     assert "outside `agent.micro_batch(i)` while the step has routing" in refusal(lambda: balanced.ddp(hidden))

@@ -1,10 +1,8 @@
-"""Expert tensor parallelism: the ranks of an ETP group hold parts of the weights of the same experts (S5, S9).
+"""Expert tensor parallelism: the ranks of an ETP group hold parts of the weights of the same experts (S5).
 
 gloo gathers and scatters equal parts only, and the tokens of ranks differ in number. `uneven_parts` replaces megatron's
 two functions for that (core 0.16.1, tensor_parallel/mappings.py) by exchanges that give the same tensors.
 """
-
-from dataclasses import replace
 
 from harness.distributed.layout import TP2_ETP2_EP2
 from harness.distributed.on_ranks import IS_RANK, on_ranks
@@ -17,23 +15,17 @@ if IS_RANK:
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import mappings
 
-    from harness.distributed import gpt_job
     from harness.distributed.checkpoints import assert_loads_without_relibra
     from harness.distributed.comparison import (
         FUSED,
         GROUPED,
         assert_active,
         assert_equal,
-        balanced_job,
         compare,
-        num_micro_batches,
     )
-    from harness.distributed.gpt_batches import routing
     from harness.distributed.gpt_model import RECOMPUTE
     from harness.distributed.observed import gathered
-    from relibra.agent import Phase
     from relibra.agent.cells.visit import Visit
-    from relibra.planning.source_load import folded
 
     _gather_even, _scatter_even = mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim
 
@@ -86,46 +78,6 @@ def test_S5_the_comparison_sees_replicas_of_half_an_expert(cluster):
 
     with mock.patch.object(Visit, "fetch", fetch):
         assert trained(cluster).worst["grad"] > 0.1
-
-
-def with_load_of_both_parts(plan, model):
-    """Return the plan with the load that `routing` gives to both ranks that hold parts of the same experts."""
-    counts_MLE = torch.stack(
-        [
-            torch.stack([of_layer.ravel().bincount(minlength=model.num_experts) for of_layer in routed_LTK])
-            for routed_LTK in (routing(model, plan.step, index) for index in range(num_micro_batches()))
-        ]
-    )
-    dist.all_reduce(counts_MLE, group=parallel_state.get_expert_tensor_parallel_group())
-    return replace(plan, source_load_MLB=folded(counts_MLE.numpy()))
-
-
-@on_ranks(TP2_ETP2_EP2)
-def test_S9_the_routing_of_all_ranks_with_parts_of_the_same_experts_is_compared_with_the_plan(cluster):
-    """A plan counts their tokens together, and only the ranks with the first part report.
-
-    One step is as planned. In the next, the ranks with the second parts route their tokens otherwise.
-    """
-    job, plans = balanced_job(cluster, sharded=True, bf16=False, **GROUPED, **FUSED)
-    plans.answers = {step: plan and with_load_of_both_parts(plan, job.model) for step, plan in plans.answers.items()}
-    is_second = parallel_state.get_expert_tensor_parallel_rank() == 1
-
-    def routed(model, step, micro_batch):
-        planned_LTK = routing(model, step, micro_batch)
-        return (planned_LTK + 1) % model.num_experts if step == 1 and is_second else planned_LTK
-
-    with uneven_parts(), mock.patch.object(gpt_job, "routing", routed):
-        for step in plans.answers:
-            job.agent.begin_step(step, Phase.UPDATE)
-            job.run(step, num_micro_batches(), forward_only=True)
-            job.agent.end_step()
-        job.agent.detach()
-    reported = [(report.routing.num_cells, report.routing.num_otherwise) for report in plans.reports]
-    of_first, of_other = gathered(reported)[::2]
-    assert of_first == of_other
-    assert (reported == []) == is_second
-    (num_cells, num_otherwise), (same_cells, all_otherwise) = of_first
-    assert num_cells == same_cells == all_otherwise > num_otherwise == 0
 
 
 @on_ranks(TP2_ETP2_EP2)

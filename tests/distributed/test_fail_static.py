@@ -12,7 +12,7 @@ if IS_RANK:
     from harness.distributed.attached import M, attached, note_step
     from harness.distributed.networks import MODEL, Trained
     from harness.distributed.observed import TOLERANCE, Differences, gathered
-    from harness.distributed.plans import random_plans
+    from harness.distributed.plans import random_plan
     from relibra.agent import Phase
     from relibra.planning import Cluster, PlanId
 
@@ -22,28 +22,28 @@ EPOCH = 2**63 + 5
 
 def answers_of(rank, cluster):
     """Return an answer for every way in which a plan can be missing, between two steps with plans."""
-    good = [random_plans(5 + step, step, MODEL, cluster, M)[rank] for step in range(LAST + 1)]
+    good = [random_plan(5 + step, step, MODEL, cluster, M) for step in range(LAST + 1)]
     answers = dict(enumerate(good))
     if rank == 1:
         answers[NO_PLAN] = None
     if rank == 2:
         other = PlanId(epoch=EPOCH, version=99)
-        answers[OTHER_ID] = random_plans(7, OTHER_ID, MODEL, cluster, M, plan_id=other)[rank]
+        answers[OTHER_ID] = random_plan(7, OTHER_ID, MODEL, cluster, M, plan_id=other)
     older = PlanId(epoch=EPOCH - 1, version=50)
-    answers[OLDER_EPOCH] = random_plans(8, OLDER_EPOCH, MODEL, cluster, M, plan_id=older)[rank]
+    answers[OLDER_EPOCH] = random_plan(8, OLDER_EPOCH, MODEL, cluster, M, plan_id=older)
     if rank == 3:
         answers[INVALID] = copy.deepcopy(good[INVALID])
         answers[INVALID].home_rank_LE[0, :] = 0
     answers[LATE] = good[LATE - 1]
     fewer_experts = dataclasses.replace(MODEL, num_experts=8)
-    answers[OTHER_MODEL] = random_plans(9, OTHER_MODEL, fewer_experts, cluster, M)[rank]
+    answers[OTHER_MODEL] = random_plan(9, OTHER_MODEL, fewer_experts, cluster, M)
     one_node = Cluster(num_nodes=1, gpus_per_node=4, redundant_slots=2)
-    answers[OTHER_CLUSTER] = random_plans(10, OTHER_CLUSTER, MODEL, one_node, M)[rank]
+    answers[OTHER_CLUSTER] = random_plan(10, OTHER_CLUSTER, MODEL, one_node, M)
     return answers
 
 
 @on_ranks(EP4, runs_on_a_device=True)
-def test_S1_S2_S4_S5_L1_L2_steps_without_a_common_plan_keep_their_placement_and_say_why(cluster):
+def test_S1_S2_S4_S5_L1_L2_steps_without_a_common_plan_keep_the_last_one_and_say_why(cluster):
     rank = dist.get_rank()
     plain, (balanced, plans) = Trained(cluster, "sgd"), attached(cluster, answers_of(rank, cluster), optimizer="sgd")
     agent, differences, outcomes, placements = balanced.agent, Differences(), [], []
@@ -71,6 +71,7 @@ def test_S1_S2_S4_S5_L1_L2_steps_without_a_common_plan_keep_their_placement_and_
         assert report.reason == outcome.reason
         assert [*outcome.causes] == [*report.causes] == [cause]
         assert placements[step] == placements[0]
+        assert (outcome.kept, outcome.num_replicas) == (outcomes[0].applied, outcomes[0].num_replicas)
     reasons = [outcome.reason for outcome in outcomes]
     assert reasons[NO_PLAN].endswith("(this rank: the script has none)") == (rank == 1)
     assert ("is home to 16 experts, expected 4" in reasons[INVALID]) == (rank == 3)

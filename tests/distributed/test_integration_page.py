@@ -11,4 +11,4 @@ def test_S5_the_examples_run_as_they_stand(layout_run):
     assert result["taken"] == [0, 1] * 2
     assert not result["is_attached"]
     assert result["quick_start_trained"]
-    assert "not balancing since step 0: it keeps its placement, without replicas" in run.log
+    assert "no plan since step 0: it keeps its placement, without replicas" in run.log

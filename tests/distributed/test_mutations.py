@@ -18,9 +18,8 @@ def test_S5_the_comparison_sees_recomputation_of_another_micro_batch(layout_run)
 def test_S5_recomputation_without_its_micro_batch_is_refused(layout_run):
     """Its losses would be right and its gradients wrong."""
     for result in layout_run("gpt_replicas").of("forgetful_checkpoints"):
-        with_plan, without_plan = result["messages"]
-        assert "outside `agent.micro_batch(i)` while the step has replicas" in with_plan
-        assert "outside `agent.micro_batch(i)` while the step has routing" in without_plan
+        for message in result["messages"]:  # the second step has no plan, and keeps the replicas of the first
+            assert "outside `agent.micro_batch(i)` while the step has replicas" in message
 
 
 def test_S5_the_comparison_sees_replica_gradients_that_ddp_ignores(layout_run):

@@ -32,7 +32,8 @@ def test_L1_the_step_without_a_planner_waits_for_the_timeout_and_falls_back(resu
         assert result["reason"][AWAY].startswith("ranks 0, 1, 2, 3 without a plan in time (this rank: ")
         assert "no plan of step 1 within 3 s: the planner did not answer" in result["reason"][AWAY]
         assert PLAN_TIMEOUT_S <= result["plan_wait_s"][AWAY] < 10 * PLAN_TIMEOUT_S, "the machine may be busy"
-        assert result["moved_experts"][AWAY] == result["replicas"][AWAY] == 0
+        assert result["moved_experts"][AWAY] == 0
+        assert result["replicas"][AWAY] == result["replicas"][KILLED], "L1: it keeps the replicas of the last plan"
 
 
 def test_L2_the_step_after_its_restart_has_a_plan_again(results):
@@ -55,4 +56,5 @@ def test_L2_the_planner_learns_afterwards_what_ranks_did_without_it(results):
             assert report["applied"] == result["applied"][step]
             assert report["reason"] == result["reason"][step]
             assert report["causes"] == (["late"] if step == AWAY else [])
-            assert (report["reorder_s"] > 0) == (report["replica_wait_s"] > 0) == (step != AWAY)
+            assert (report["reorder_s"] > 0) == (step != AWAY)
+            assert report["replica_wait_s"] > 0

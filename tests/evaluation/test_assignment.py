@@ -27,23 +27,22 @@ def test_a_plan_is_an_assignment():
     schedule = Schedule.round_robin(4, 2, cluster)
     load = StepLoad.of(np.random.default_rng(0).poisson([[90, 9, 9, 9]], (4, 1, 4)), schedule, cluster)
     plan = solve(load, schedule, Model(num_layers=1, num_experts=4, top_k=1), cluster)
-    assignment = Assignment.of_plan(plan)
+    assignment = Assignment.of_plan(plan, load)
     np.testing.assert_array_equal(assignment.rank_loads_MLR(cluster), plan.rank_loads_MLR)
     assert assignment.is_replica_Q.sum() == plan.prediction.num_replicas > 0
 
 
-def test_the_shares_of_a_plan_say_which_tokens_of_replicas_cross():
+def test_as_many_tokens_cross_to_replicas_and_homes_as_come_from_other_nodes():
     cluster = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
     schedule = Schedule.round_robin(8, 2, cluster)
     counts_SLE = np.random.default_rng(0).poisson([[90, 9, 9, 9, 9, 50, 9, 9]], (8, 1, 8))
-    plan = solve(
-        StepLoad.of(counts_SLE, schedule, cluster), schedule, Model(num_layers=1, num_experts=8, top_k=1), cluster
-    )
-    assignment = Assignment.of_plan(plan)
-    share_YR, node_Y = plan.shares.to_array(), plan.quota_index_Q4[plan.is_replica_Q, 3] // 2
-    crossing_Y = [
-        int(share_R[2 * (1 - node) : 2 * (2 - node)].sum()) for share_R, node in zip(share_YR, node_Y, strict=True)
-    ]
-    assert assignment.crossing_Q[plan.is_replica_Q].tolist() == crossing_Y
-    assert sum(crossing_Y) > 0
-    assert not assignment.crossing_Q[~plan.is_replica_Q].any()
+    load = StepLoad.of(counts_SLE, schedule, cluster)
+    plan = solve(load, schedule, Model(num_layers=1, num_experts=8, top_k=1), cluster)
+    assignment = Assignment.of_plan(plan, load)
+    replica_Q = assignment.is_replica_Q
+    assert not assignment.crossing_Q[~replica_Q].any()
+    assert 0 < assignment.crossing_Q[replica_Q].sum() < assignment.tokens_Q[replica_Q].sum()
+    crossing_MLE = load.crossing_MLE(plan.home_rank_LE, cluster)
+    row_Q, layer_Q, expert_Q, _ = assignment.index_Q4.T
+    np.subtract.at(crossing_MLE, (row_Q, layer_Q, expert_Q), assignment.crossing_Q)
+    assert (crossing_MLE >= 0).all()

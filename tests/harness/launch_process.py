@@ -40,7 +40,7 @@ def drive(address: str, job_id: str, cluster: Cluster, timeout_s: float) -> None
 
 def train(address: str, job_id: str, cluster: Cluster, timeout_s: float) -> None:
     config = AgentConfig(planner_address=address, job_id=job_id, model=MODEL, cluster=cluster)
-    session = Session(config, 0)
+    session = Session(config)
     for line in sys.stdin:
         step = int(line)
         answer = session.wait(step, timeout_s)

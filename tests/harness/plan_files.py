@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 
-from relibra.planning import Cluster, Model, Plan, PlanParams, Schedule, SourceShares
+from relibra.planning import Cluster, Model, Plan, PlanParams, Schedule
 from relibra.planning.plan import Prediction
 
 
@@ -14,6 +14,10 @@ def read_plan_file(content: bytes) -> Plan:
     with np.load(io.BytesIO(content)) as file:
         arrays = dict(file)
     meta = json.loads(str(arrays["meta"]))
+    row_Q, layer_Q, expert_Q, rank_Q = arrays["quota_index"].T
+    load_MLE = np.zeros((*arrays["lower_bound"].shape, arrays["home_rank"].shape[1]), dtype=np.int64)
+    np.add.at(load_MLE, (row_Q, layer_Q, expert_Q), arrays["quota_tokens"])
+    is_replica_Q = arrays["home_rank"][layer_Q, expert_Q] != rank_Q
     plan = Plan(
         model=Model(**meta["model"]),
         cluster=Cluster(**meta["cluster"]),
@@ -22,9 +26,9 @@ def read_plan_file(content: bytes) -> Plan:
             micro_batch_S=arrays["micro_batch"], source_rank_S=arrays["source_rank"], ep_group_S=arrays["ep_group"]
         ),
         home_rank_LE=arrays["home_rank"],
-        quota_index_Q4=arrays["quota_index"],
-        quota_tokens_Q=arrays["quota_tokens"],
-        shares=SourceShares.stored(arrays["replica_share"]),
+        replica_index_Y4=arrays["quota_index"][is_replica_Q],
+        load_MLE=load_MLE,
+        replica_tokens_Y=arrays["quota_tokens"][is_replica_Q],
         lower_bound_ML=arrays["lower_bound"],
         prediction=Prediction(**meta["prediction"]),
         reason=meta["reason"],

@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 
 from harness import exports
-from harness.distributed.plans import random_plans
+from harness.distributed.plans import random_plan
 from harness.scripted_passes import scripted_passes
 from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
 from harness.trained import NUM_EXPORTED, ROUNDING, Trained, differing
@@ -79,10 +79,7 @@ def noted_outcomes() -> Iterator[list[StepOutcome]]:
 @contextmanager
 def moving(at: Rank, num_passes: int) -> Iterator[list[StepOutcome]]:
     """Have engines that are built in the body move experts and make replicas before every pass; yield the outcomes."""
-    plans = {
-        index: random_plans(index + 1, index, MODEL, CLUSTER, _MOST_MICRO_BATCHES)[at.number]
-        for index in range(num_passes)
-    }
+    plans = {index: random_plan(index + 1, index, MODEL, CLUSTER, _MOST_MICRO_BATCHES) for index in range(num_passes)}
     with scripted_passes(dict(plans)), noted_outcomes() as outcomes:
         yield outcomes
 

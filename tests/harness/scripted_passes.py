@@ -7,13 +7,13 @@ from unittest import mock
 
 from harness.distributed.plans import ScriptedPlans
 from relibra.agent import attach
-from relibra.planning import RankPlan
+from relibra.planning import StepPlan
 from relibra.plugins import attached_job
 from relibra.plugins.planned_passes import PlannedPasses
 
 
 @contextmanager
-def scripted_passes(plans: dict[int, RankPlan | None]) -> Iterator[ScriptedPlans]:
+def scripted_passes(plans: dict[int, StepPlan | None]) -> Iterator[ScriptedPlans]:
     """Have engines that are built in the body take these plans of this rank, by the number of the pass."""
     source = ScriptedPlans(plans)
     with (

@@ -22,7 +22,7 @@ import pytest
 from numpy.typing import NDArray
 from redis import Redis
 
-from relibra.planning import Cluster, Model, Plan, PlanParams, Schedule, SourceShares, StepLoad
+from relibra.planning import Cluster, Model, Plan, PlanParams, Schedule, StepLoad
 from relibra.planning.load import home_loads, imbalance
 from relibra.planning.plan import Prediction
 from relibra.rollout import RolloutReporter
@@ -67,7 +67,6 @@ def plain_plan(
     """Return a valid plan without replicas: the home of expert e is rank e // (E/R), or `shift` ranks further."""
     load = StepLoad.of(counts_SLE, schedule, CLUSTER)
     home_LE = (CLUSTER.identity_placement(MODEL) + shift) % CLUSTER.num_ranks
-    row_Q, layer_Q, expert_Q = np.nonzero(load.load_MLE)
     loads_MLR = home_loads(load.load_MLE, home_LE, CLUSTER.num_ranks)
     return Plan(
         model=MODEL,
@@ -75,9 +74,9 @@ def plain_plan(
         params=PARAMS,
         schedule=schedule,
         home_rank_LE=home_LE.astype(np.int32),
-        quota_index_Q4=np.stack([row_Q, layer_Q, expert_Q, home_LE[layer_Q, expert_Q]], axis=1).astype(np.int32),
-        quota_tokens_Q=load.load_MLE[row_Q, layer_Q, expert_Q],
-        shares=SourceShares.stored(np.zeros((0, CLUSTER.num_ranks), dtype=np.int32)),
+        replica_index_Y4=np.zeros((0, 4), dtype=np.int32),
+        load_MLE=load.load_MLE,
+        replica_tokens_Y=np.zeros(0, dtype=np.int64),
         lower_bound_ML=loads_MLR.mean(axis=-1),
         prediction=Prediction(
             imbalance_before=imbalance(loads_MLR),

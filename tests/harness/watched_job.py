@@ -21,7 +21,6 @@ from relibra.planning import (
 from relibra.planning.cost import CostModel
 from relibra.planning.launch import Launch
 from relibra.planning.load import narrow_counts
-from relibra.planning.routing_check import RoutingCheck
 from relibra.planning.solve import solve
 from relibra.store import EncodedPlan, ExpiryCause, JobRecord, SequenceCounts, Store
 
@@ -111,7 +110,6 @@ class WatchedJob:
         ranks: Sequence[int] | None = None,
         causes: tuple[Cause, ...] = (Cause.LATE,),
         reason: str = "",
-        routing: RoutingCheck | None = None,
     ) -> None:
         """Let ranks report that they executed a plan as it is, or that they fell back if `plan_id` is None."""
         reason = reason or ("all ranks hold it" if plan_id else "rank 3 without a plan in time")
@@ -137,7 +135,6 @@ class WatchedJob:
                         plan_wait_s=0.01 * (1 + step % 5) + 0.001 * rank,
                         reorder_s=0.2,
                         replica_wait_s=0.001 * rank,
-                        routing=routing or RoutingCheck(),
                         duration_s=self._phase_s + 0.25 * rank,
                         num_processes=1,
                     ),

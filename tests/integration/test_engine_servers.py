@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from harness.engine_payloads import count, nemo_rl, routes, sglang, skyrl, vllm
 from harness.services import CLUSTER, MODEL, PARAMS, Service, eventually
-from relibra.planning import Schedule, StepLoad, check_rank_plan
+from relibra.planning import Schedule, StepLoad, check_step_plan
 from relibra.planning.load import home_loads, imbalance
 from relibra.planning.solve import solve
 from relibra.rollout import EngineReporter, RolloutReporter
@@ -130,9 +130,9 @@ def test_S8_what_a_server_answers_becomes_the_plan_of_its_recorded_routing(
             ]
             assert reporter.flush() == NUM_SEQUENCES
         client.submit_schedule(job_id, 3, names, schedule)
-        plans = [client.fetch_plan(job_id, 3, MODEL, rank, wait_s=60) for rank in range(CLUSTER.num_ranks)]
+        plans = [client.fetch_plan(job_id, 3, MODEL, wait_s=60) for rank in range(CLUSTER.num_ranks)]
     for plan in plans:
-        check_rank_plan(plan, MODEL, CLUSTER)
+        check_step_plan(plan, MODEL, CLUSTER)
     # The expected plan is made here from the routing itself: equal loads give equal plans.
     load = StepLoad.of(np.stack([count(recorded(index), LAYERS) for index in range(NUM_SEQUENCES)]), schedule, CLUSTER)
     expected = solve(load, schedule, MODEL, CLUSTER, PARAMS)

@@ -7,7 +7,7 @@ import pytest
 
 from harness.services import CLUSTER, MODEL, PARAMS, Service, eventually, routed_experts
 from relibra.errors import NotReady, RelibraError, StaleEpoch, Unavailable
-from relibra.planning import RankPlan, Schedule
+from relibra.planning import Schedule, StepPlan
 from relibra.rollout import RolloutReporter
 from relibra.wire import launch
 from relibra.wire.client import PlannerClient
@@ -38,14 +38,14 @@ def start_again(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(launch, "_process_names", {})
 
 
-def train(client: PlannerClient, address: str, attempt: str, step: int, seed: int) -> RankPlan:
+def train(client: PlannerClient, address: str, attempt: str, step: int, seed: int) -> StepPlan:
     """Report the sequences that `seed` samples for a step, and return the plan of the step."""
     with RolloutReporter(address, "job", num_experts=MODEL.num_experts, attempt=attempt) as reporter:
         for index, sequence_id in enumerate(IDS):
             assert reporter.report(step, sequence_id, routed_experts(1000 * seed + index, 5 + index))
         assert reporter.flush() == len(IDS)
     client.submit_schedule("job", step, IDS, SCHEDULE)
-    return client.fetch_plan("job", step, MODEL, 0, wait_s=60)
+    return client.fetch_plan("job", step, MODEL, wait_s=60)
 
 
 def test_L5_every_step_is_planned_again_after_each_restart_with_new_rollouts(planner: Service) -> None:
@@ -73,7 +73,7 @@ def test_S4_of_two_live_launches_the_later_one_trains_and_the_older_one_is_told_
         second.register_job("job", MODEL, CLUSTER, PARAMS)
         for late in (
             lambda: first.submit_schedule("job", 2, IDS, SCHEDULE),
-            lambda: first.fetch_plan("job", 1, MODEL, 0),
+            lambda: first.fetch_plan("job", 1, MODEL),
             lambda: first.register_job("job", MODEL, CLUSTER, PARAMS),
             lambda: report(planner, "one"),
         ):
@@ -97,7 +97,7 @@ def test_L5_a_training_that_starts_again_with_the_same_token_is_planned_again_wi
                     assert worker.report(1, sequence_id, routed_experts(1000 * number + index, 5 + index))
                 assert worker.flush() == len(IDS)
                 client.submit_schedule("job", 1, IDS, SCHEDULE)
-                plan = client.fetch_plan("job", 1, MODEL, 0, wait_s=60)
+                plan = client.fetch_plan("job", 1, MODEL, wait_s=60)
                 assert plan.id.epoch == epoch
                 digests.add(plan.digest)
     assert len(digests) == 3
@@ -125,7 +125,7 @@ def test_L5_an_idle_worker_hears_of_the_next_attempt_from_a_planner_that_was_res
         start_again()
         with PlannerClient(planner.address, attempt="one") as second:
             # Channels of one process share the time until they connect again.
-            eventually(lambda: not raises_unavailable(lambda: second.fetch_plan("job", 1, MODEL, 0)))
+            eventually(lambda: not raises_unavailable(lambda: second.fetch_plan("job", 1, MODEL)))
             epoch = second.register_job("job", MODEL, CLUSTER, PARAMS)
             assert epoch > before
             eventually(lambda: worker.epoch == epoch)
@@ -156,11 +156,11 @@ def test_L5_a_process_of_a_launch_gets_no_plan_of_another_attempt(planner: Servi
     ):
         first.register_job("job", MODEL, CLUSTER, PARAMS)
         digest = train(first, planner.address, "one", step=1, seed=1).digest
-        assert first_agent.fetch_plan("job", 1, MODEL, 0).digest == digest
+        assert first_agent.fetch_plan("job", 1, MODEL).digest == digest
         with pytest.raises(NotReady, match="no process has registered job 'job' with the token of the caller"):
-            second_agent.fetch_plan("job", 1, MODEL, 0)
+            second_agent.fetch_plan("job", 1, MODEL)
         second.register_job("job", MODEL, CLUSTER, PARAMS)
         with pytest.raises(NotReady, match="no plan yet"):
-            second_agent.fetch_plan("job", 1, MODEL, 0)
+            second_agent.fetch_plan("job", 1, MODEL)
         with pytest.raises(StaleEpoch, match="attempt 1 of job 'job' is over"):
-            first_agent.fetch_plan("job", 1, MODEL, 0)
+            first_agent.fetch_plan("job", 1, MODEL)

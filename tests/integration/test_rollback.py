@@ -13,7 +13,7 @@ import pytest
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, eventually, routed_experts
 from relibra.agent import AgentConfig, Session
 from relibra.errors import Conflict, InvalidInput, NotFound, NotReady, RolledBack
-from relibra.planning import ExecutionReport, Phase, RankPlan, Schedule
+from relibra.planning import ExecutionReport, Phase, Schedule, StepPlan
 from relibra.planning.plan import Basis
 from relibra.rollout import RolloutReporter
 from relibra.store import Store
@@ -54,12 +54,12 @@ def sample(reporter: RolloutReporter, step: int, seed: int) -> None:
         assert reporter.report(step, sequence_id, routed_experts(1000 * seed + index, 5 + index))
 
 
-def plan(client: PlannerClient, step: int) -> RankPlan:
+def plan(client: PlannerClient, step: int) -> StepPlan:
     client.submit_schedule("job", step, IDS, SCHEDULE)
-    return client.fetch_plan("job", step, MODEL, 0, wait_s=60)
+    return client.fetch_plan("job", step, MODEL, wait_s=60)
 
 
-def train(client: PlannerClient, reporter: RolloutReporter, step: int, seed: int) -> RankPlan:
+def train(client: PlannerClient, reporter: RolloutReporter, step: int, seed: int) -> StepPlan:
     sample(reporter, step, seed)
     assert reporter.flush(timeout_s=60) == len(IDS)
     fetched = plan(client, step)
@@ -113,7 +113,7 @@ def test_L5_the_step_that_failed_may_be_repeated(launch: PlannerClient, reporter
         launch.submit_schedule("job", 2, IDS[:4], Schedule.round_robin(4, 2, CLUSTER))
     reporter.follow(launch.rollback("job", 2))
     with pytest.raises(NotReady, match="waiting for its schedule"):
-        launch.fetch_plan("job", 2, MODEL, 0)
+        launch.fetch_plan("job", 2, MODEL)
     train(launch, reporter, 2, seed=3)
 
 
@@ -135,8 +135,8 @@ def test_S4_a_forecast_of_before_is_not_planned_in_the_attempt_that_took_over(
     # It has now, and its schedules are others.
     for step in (2, 3, 4):
         submit(step, num_micro_batches=4)
-        assert launch.fetch_plan("job", step, MODEL, 0, wait_s=60).num_micro_batches == 4
-    assert launch.fetch_plan("job", 4, MODEL, 0).id.epoch == epoch
+        assert launch.fetch_plan("job", step, MODEL, wait_s=60).num_micro_batches == 4
+    assert launch.fetch_plan("job", 4, MODEL).id.epoch == epoch
 
 
 def test_all_processes_of_a_launch_may_say_it(planner: Service, launch: PlannerClient) -> None:
@@ -167,7 +167,7 @@ def test_L5_agents_follow_and_use_no_plan_and_send_no_report_of_before(
 ) -> None:
     for step in (1, 2):
         train(launch, reporter, step, seed=step)
-    session = Session(agent_config(planner), ep_rank=0)
+    session = Session(agent_config(planner))
     try:
         first = session.wait(1, 60).plan
         # The plan of the next step comes ahead of time, and then the training goes back to that step.
@@ -192,7 +192,7 @@ def test_S4_reports_that_waited_during_a_rollback_do_not_count_for_what_is_done_
 ) -> None:
     for step in (1, 2, 3):
         train(launch, reporter, step, seed=step)
-    session = Session(agent_config(planner), 0)
+    session = Session(agent_config(planner))
     try:
         assert session.wait(1, 60).plan is not None
         launch.rollback("job", 2)

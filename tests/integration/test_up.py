@@ -127,7 +127,7 @@ def test_L3_a_killed_planner_is_brought_back_alone(tmp_path: Path) -> None:
         planner = Service("planner", ready["redis"], tmp_path, port=port)
         try:
             client.submit_schedule("job", 1, ids, Schedule.round_robin(8, 2, CLUSTER))
-            assert client.fetch_plan("job", 1, MODEL, 0, wait_s=60).id.version == 1
+            assert client.fetch_plan("job", 1, MODEL, wait_s=60).id.version == 1
             assert process.poll() is None
         finally:
             planner.stop()

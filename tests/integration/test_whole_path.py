@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.replicated import executed_loads
 from harness.services import (
     CLUSTER,
     MODEL,
@@ -18,8 +19,8 @@ from harness.services import (
     report_sequences,
     routed_experts,
 )
-from relibra.planning import ExecutionReport, Phase, RankPlan, Schedule, StepLoad, check_rank_plan
-from relibra.planning.load import home_loads, imbalance
+from relibra.planning import ExecutionReport, Phase, Schedule, StepLoad, check_step_plan
+from relibra.planning.load import imbalance
 from relibra.wire.client import PlannerClient
 
 pytestmark = pytest.mark.integration
@@ -34,16 +35,6 @@ def get(url: str) -> Any:
         return json.load(response)
 
 
-def executed_loads(plans: list[RankPlan], load: StepLoad) -> np.ndarray:
-    """Return the load of each rank if all ranks follow their plans: replicas get their shares, homes get the rest."""
-    loads_MLR = home_loads(load.load_MLE, plans[0].home_rank_LE, CLUSTER.num_ranks)
-    for plan in plans:
-        row_Q, layer_Q, expert_Q, rank_Q = plan.replica_index_Q4.T
-        np.add.at(loads_MLR, (row_Q, layer_Q, rank_Q), plan.replica_share_Q)
-        np.add.at(loads_MLR, (row_Q, layer_Q, plan.home_rank_LE[layer_Q, expert_Q]), -plan.replica_share_Q)
-    return loads_MLR
-
-
 def test_reports_become_a_plan_that_is_executed_and_shown(planner: Service, redis_url: str, tmp_path: Path) -> None:
     status = Service("status", redis_url, tmp_path)
     try:
@@ -51,12 +42,11 @@ def test_reports_become_a_plan_that_is_executed_and_shown(planner: Service, redi
             epoch = client.register_job(JOB, MODEL, CLUSTER, PARAMS)
             ids = report_sequences(planner.address, JOB, 5)
             client.submit_schedule(JOB, 5, ids, SCHEDULE)
-            plans = [client.fetch_plan(JOB, 5, MODEL, rank, wait_s=60) for rank in range(CLUSTER.num_ranks)]
-            for plan in plans:
-                check_rank_plan(plan, MODEL, CLUSTER)
-                assert (plan.step, plan.id.epoch, plan.id.version) == (5, epoch, 1)
+            plan = client.fetch_plan(JOB, 5, MODEL, wait_s=60)
+            check_step_plan(plan, MODEL, CLUSTER)
+            assert (plan.step, plan.id.epoch, plan.id.version) == (5, epoch, 1)
             counts_SLE = np.stack([count(routed_experts(index, 5 + index)) for index in range(8)])
-            loads_MLR = executed_loads(plans, StepLoad.of(counts_SLE, SCHEDULE, CLUSTER))
+            loads_MLR = executed_loads(plan, StepLoad.of(counts_SLE, SCHEDULE, CLUSTER), CLUSTER)
             for rank in range(CLUSTER.num_ranks):
                 client.report_execution(
                     JOB,
@@ -65,7 +55,7 @@ def test_reports_become_a_plan_that_is_executed_and_shown(planner: Service, redi
                         phase=Phase.UPDATE,
                         ep_group=0,
                         ep_rank=rank,
-                        applied=plans[rank].id,
+                        applied=plan.id,
                         reason="as planned",
                         realised_load_ML=loads_MLR[:, :, rank],
                         reorder_sent_bytes=0,
@@ -76,9 +66,9 @@ def test_reports_become_a_plan_that_is_executed_and_shown(planner: Service, redi
         jobs = get(f"{status.address}/v1/jobs")
         assert [each["job_id"] for each in jobs] == [JOB]
         shown = get(f"{status.address}/v1/jobs/{JOB}/steps/5/plan")
-        assert (shown["id"], shown["digest"]) == (str(plans[0].id), plans[0].digest.hex())
-        assert shown["reason"] == plans[0].reason
-        np.testing.assert_array_equal(shown["home_rank"], plans[0].home_rank_LE)
+        assert (shown["id"], shown["digest"]) == (str(plan.id), plan.digest.hex())
+        assert shown["reason"] == plan.reason
+        np.testing.assert_array_equal(shown["home_rank"], plan.home_rank_LE)
         np.testing.assert_array_equal(shown["cells"]["slowest_rank_tokens"], loads_MLR.max(axis=-1))
         assert shown["prediction"]["imbalance_after"] == pytest.approx(imbalance(loads_MLR))
         assert shown["prediction"]["imbalance_after"] < shown["prediction"]["imbalance_before"]
@@ -110,7 +100,7 @@ def test_S8_two_planners_on_one_store_serve_one_plan(planner: Service, redis_url
                 ids = report_sequences(planner.address, "job", step)
                 ours.submit_schedule("job", step, ids, SCHEDULE)
                 theirs.submit_schedule("job", step, ids, SCHEDULE)
-                plans = [each.fetch_plan("job", step, MODEL, 1, wait_s=60) for each in (ours, theirs)]
+                plans = [each.fetch_plan("job", step, MODEL, wait_s=60) for each in (ours, theirs)]
                 assert plans[0].id == plans[1].id
                 assert plans[0].digest == plans[1].digest
                 assert plans[0].id.version == step

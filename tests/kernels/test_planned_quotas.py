@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from relibra.agent.cells.cells import StepCells
+from relibra.agent.cells.token_split import split
 from relibra.agent.placement import Placement
 from relibra.kernels import EMPTY, cuda, quota_remap
 from relibra.kernels.launch import Run
-from relibra.planning import Cluster, Model, Plan, PlanId, PlanParams, RankPlan, Schedule, StepLoad
+from relibra.planning import Cluster, Model, Plan, PlanId, PlanParams, Schedule, StepLoad, StepPlan
 from relibra.planning.expected.loads import realised_loads
 from relibra.planning.solve import solve
 
@@ -74,7 +75,7 @@ def executed(remap: Remap, rng: np.random.Generator, plan: Plan, load_MLRE: NDAr
     placement = Placement.identity(plan.model, cluster).rehomed(plan.home_rank_LE)
     num_rows, num_layers, num_ranks, _ = load_MLRE.shape
     for rank in range(num_ranks):
-        own = RankPlan.of(plan, rank=rank, id=PlanId(epoch=1, version=1), step=0)
+        own = StepPlan.of(plan, id=PlanId(epoch=1, version=1), step=0)
         cells_of_group = [
             StepCells(placement, cluster, ep_group=ep_group, ep_rank=rank, plan=own, device=torch.device("cpu"))
             for ep_group in range(cluster.num_ep_groups)
@@ -86,7 +87,10 @@ def executed(remap: Remap, rng: np.random.Generator, plan: Plan, load_MLRE: NDAr
             if table is None:  # plain expert parallelism
                 of_slot = [(expert, tokens) for expert, tokens in enumerate(tokens_E)]
             else:
-                share_P = table.tokens(routing_map_TE)
+                share_P = table.share_P
+                if share_P is None:
+                    counts_RE = torch.from_numpy(load_MLRE[row, layer]).int()
+                    share_P = split(table, counts_RE, rank, cluster.gpus_per_node)
                 _, routing_map_TP = remap(routing_map_TE.float(), routing_map_TE, table.slot_expert_P, share_P)
                 of_slot = list(zip(table.slot_expert_P.tolist(), routing_map_TP.sum(dim=0).tolist(), strict=True))
             slots_per_rank = len(of_slot) // num_ranks
@@ -105,7 +109,7 @@ def test_S5_every_rank_computes_its_quotas_where_the_load_is_the_planned_one(
     rng = np.random.default_rng(seed)
     load_MLRE = random_load(rng, cluster, cluster.num_ranks * experts_per_rank)
     plan = planned(cluster, load_MLRE)
-    quotas = zip(map(tuple, plan.quota_index_Q4.tolist()), plan.quota_tokens_Q.tolist(), strict=True)
+    quotas = zip(map(tuple, plan.quotas.index_Q4.tolist()), plan.quotas.tokens_Q.tolist(), strict=True)
     assert executed(remap, rng, plan, load_MLRE) == Computed({index: tokens for index, tokens in quotas if tokens})
 
 

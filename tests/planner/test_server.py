@@ -31,7 +31,7 @@ def test_metrics_logs_and_settings_of_a_planner_that_planned(redis_url: str, tmp
             caller = trace.SpanContext(trace_id=0xABC, span_id=0xDEF, is_remote=False)
             with trace.use_span(trace.NonRecordingSpan(caller)):
                 client.submit_schedule("job", 7, ids, Schedule.round_robin(8, 2, CLUSTER))
-            client.fetch_plan("job", 7, MODEL, 0, wait_s=60)
+            client.fetch_plan("job", 7, MODEL, wait_s=60)
         lines = [json.loads(line) for line in planner.log().splitlines() if line.startswith("{")]
         (published,) = [line for line in lines if line.get("version")]
         assert (published["job"], published["step"], published["epoch"]) == ("job", 7, f"{epoch:016x}")

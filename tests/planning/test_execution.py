@@ -5,7 +5,6 @@ import pytest
 
 from relibra.planning import Cause, Cluster, ExecutionReport, Phase, PlanId
 from relibra.planning.execution import executions
-from relibra.planning.routing_check import RoutingCause, RoutingCheck
 
 CLUSTER = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1, num_ep_groups=2)
 PLAN_ID = PlanId(epoch=7, version=1)
@@ -41,15 +40,6 @@ def test_imbalance_is_over_the_cells_of_all_groups() -> None:
     assert execution.plan_wait_s == pytest.approx(0.1)
     assert (execution.reorder_s, execution.replica_wait_s) == pytest.approx((0.5, 0.2))
     assert (execution.duration_s, execution.num_processes, execution.num_token_copies) == (5.0, 8, 12)
-
-
-def test_S9_cells_routed_otherwise_are_summed_by_cause() -> None:
-    fillers = RoutingCheck(num_cells=4, otherwise={RoutingCause.FILLERS: 1})
-    both = RoutingCheck(num_cells=4, otherwise={RoutingCause.FILLERS: 1, RoutingCause.NO_REPLAY: 2})
-    reports = [report(0, 0, [[3]], routing=fillers), report(0, 1, [[1]], routing=both), report(1, 0, [[0]])]
-    (execution,) = executions(reports, CLUSTER)
-    assert execution.routing.num_cells == 8
-    assert execution.routing.otherwise == {RoutingCause.FILLERS: 2, RoutingCause.NO_REPLAY: 2}
 
 
 def test_missing_ranks_are_named_and_get_no_numbers() -> None:

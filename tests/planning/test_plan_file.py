@@ -48,7 +48,7 @@ def test_S8_a_plan_survives_its_file_unchanged(problems, data):
 
 def test_the_file_has_the_keys_and_types_others_read(content, plan):
     arrays = _arrays(content)
-    num_quotas, num_ranks = len(plan.quota_tokens_Q), plan.cluster.num_ranks
+    num_quotas = len(plan.quotas.tokens_Q)
     found = {key: (str(value.dtype), value.shape) for key, value in arrays.items() if key != "meta"}
     assert found == {
         "home_rank": ("int32", (2, 8)),
@@ -57,7 +57,6 @@ def test_the_file_has_the_keys_and_types_others_read(content, plan):
         "ep_group": ("int32", (12,)),
         "quota_index": ("int32", (num_quotas, 4)),
         "quota_tokens": ("int64", (num_quotas,)),
-        "replica_share": ("int32", (int(plan.is_replica_Q.sum()), num_ranks)),
         "lower_bound": ("float64", (plan.num_rows, 2)),
     }
     assert plan.digest.hex() in str(arrays["meta"])

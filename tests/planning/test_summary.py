@@ -49,7 +49,7 @@ def test_totals_are_the_sums_of_all_rows(problems, data):
     np.testing.assert_array_equal(totals.after_LR, plan.rank_loads_MLR.sum(axis=0))
     before_MLR = home_loads(problem.load_MLE, identity_LE, plan.cluster.num_ranks)
     np.testing.assert_array_equal(totals.before_LR, before_MLR.sum(axis=0))
-    assert totals.num_replicas_LE.sum() == plan.is_replica_Q.sum()
+    assert totals.num_replicas_LE.sum() == plan.quotas.is_replica_Q.sum()
 
 
 def test_the_most_replicated_come_first_and_others_not_at_all(random_problem):

@@ -171,7 +171,7 @@ def test_S6_a_plan_comes_in_time_beside_an_attack(
             ids = report_sequences(planner.address, "victim", step)
             started_at = time.monotonic()
             again(lambda: client.submit_schedule("victim", step, ids, SCHEDULE))
-            again(lambda: client.fetch_plan("victim", step, MODEL, 0, wait_s=60))
+            again(lambda: client.fetch_plan("victim", step, MODEL, wait_s=60))
             return time.monotonic() - started_at
 
         found = measure(row, Target(address=planner.address, token=attacker if row.has_token else ""), wait)

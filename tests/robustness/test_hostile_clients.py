@@ -168,7 +168,7 @@ def test_S7_a_step_holds_so_many_sequences_and_is_planned_from_those_scheduled(
         with PlannerClient(planner.address, credentials=attacker, timeout_s=60) as client:
             redis.config_resetstat()
             client.submit_schedule("attacker", 1, ["s7", "s3"], Schedule.round_robin(2, 1, CLUSTER))
-            client.fetch_plan("attacker", 1, MODEL, 0, wait_s=60)
+            client.fetch_plan("attacker", 1, MODEL, wait_s=60)
             # The size of the hash of all reports must not matter: it was read whole, and Redis stood still meanwhile.
             assert "cmdstat_hkeys" not in redis.info("commandstats")
             ids = [f"s{index}" for index in range(101)]

@@ -41,7 +41,7 @@ def test_S7_a_small_schedule_that_asks_for_a_large_solve_takes_no_memory_from_ot
 
         def why_not() -> str:
             try:
-                client.fetch_plan("attacker", 1, LARGE, 0, wait_s=10)
+                client.fetch_plan("attacker", 1, LARGE, wait_s=10)
             except NotReady:
                 return ""
             except InvalidInput as error:

@@ -165,7 +165,7 @@ def test_S7_dead_clients_leave_nothing_behind(world: World) -> None:
 
         def wait(client: PlannerClient) -> None:
             with pytest.raises((RelibraError, ValueError)) as caught:
-                client.fetch_plan("job", 9, MODEL, 0, wait_s=PATIENT_S)
+                client.fetch_plan("job", 9, MODEL, wait_s=PATIENT_S)
             assert not isinstance(caught.value, NotReady)
 
         files = Path(f"/proc/{planner.process.pid}/fd")

@@ -20,7 +20,7 @@ from harness.robustness.world import (
     take_step,
 )
 from harness.services import CLUSTER, MODEL, PARAMS, eventually, routed_experts
-from relibra.planning import check_rank_plan
+from relibra.planning import check_step_plan
 from relibra.rollout import RolloutReporter
 from relibra.store.keys import JobKeys
 from relibra.wire.client import PlannerClient
@@ -157,7 +157,7 @@ def test_S4_S8_two_planners_on_one_job_solve_every_step_once(world: World) -> No
             clock.restart()
             ours, theirs = (fetch(planner, step) for planner in planners)
             clock.stop()
-            check_rank_plan(ours, MODEL, CLUSTER)
+            check_step_plan(ours, MODEL, CLUSTER)
             assert (ours.id, ours.digest) == (theirs.id, theirs.digest)
             assert ours.id.version == step
         solved = [len(re.findall("step [1-5]: plan ", planner.log())) for planner in planners]
@@ -170,7 +170,7 @@ def test_L2_a_killed_solver_is_replaced(world: World) -> None:
         for pid in hold_solve(world, planner):
             os.kill(pid, signal.SIGKILL)
         clock.restart()
-        check_rank_plan(fetch(planner, 1), MODEL, CLUSTER)
+        check_step_plan(fetch(planner, 1), MODEL, CLUSTER)
         clock.stop()
         with world.redis.client() as redis:
             assert int(redis.get("relibra:{job}:fence")) >= 2
@@ -186,6 +186,6 @@ def test_S7_a_solve_that_runs_away_is_killed_and_the_step_fails_by_name(world: W
             PlannerClient(planner.address, timeout_s=60) as client,
             pytest.raises(Exception, match=r"longer than 0\.01 s"),
         ):
-            client.fetch_plan("job", 1, MODEL, 0, wait_s=PATIENT_S)
+            client.fetch_plan("job", 1, MODEL, wait_s=PATIENT_S)
         clock.stop()
         assert planner.log().count("planning crashed\n") == 3

@@ -25,7 +25,7 @@ def test_L2_L3_redis_killed_and_started_on_its_data(world: World) -> None:
         world.redis.kill()
         eventually(lambda: not is_serving(planner))
         with PlannerClient(planner.address, timeout_s=5) as client, pytest.raises(Unavailable):
-            client.fetch_plan("job", 1, MODEL, 0)
+            client.fetch_plan("job", 1, MODEL)
         world.redis.recover()
         clock.restart()
         submit_step(planner, 2)
@@ -43,7 +43,7 @@ def test_L1_L2_redis_that_hangs_holds_no_caller_longer_than_its_deadline(world: 
         os.kill(world.redis.pid, signal.SIGSTOP)
         eventually(lambda: not is_serving(planner))
         with PlannerClient(planner.address, timeout_s=0.5) as client, pytest.raises(Unavailable, match="DEADLINE"):
-            client.fetch_plan("job", 1, MODEL, 0)
+            client.fetch_plan("job", 1, MODEL)
         os.kill(world.redis.pid, signal.SIGCONT)
         clock.restart()
         assert take_step(planner, 2).id.version == 2
@@ -83,18 +83,18 @@ def test_S4_a_wiped_redis_begins_a_newer_epoch(world: World) -> None:
 
         def is_unknown() -> bool:
             try:
-                return client.fetch_plan("job", 1, MODEL, 0).id != before.id
+                return client.fetch_plan("job", 1, MODEL).id != before.id
             except UnknownJob:
                 return True
 
         # A planner checks at most every quarter of a second whether a plan that it served still exists.
         eventually(is_unknown)
         with pytest.raises(UnknownJob):
-            client.fetch_plan("job", 2, MODEL, 0, wait_s=1)
+            client.fetch_plan("job", 2, MODEL, wait_s=1)
         clock.restart()
         assert client.register_job("job", MODEL, CLUSTER, PARAMS) > before.id.epoch
         with pytest.raises(NotReady):
-            client.fetch_plan("job", 1, MODEL, 0)
+            client.fetch_plan("job", 1, MODEL)
         eventually(lambda: redis.exists(SCHEMA) and "Redis lost everything" in planner.log())
         after = take_step(planner, 1)
         clock.stop()

@@ -58,7 +58,7 @@ def take_steps(planner: Planner, job_id: str, first: int, last: int) -> None:
                 assert reporter.report(step, sequence_id, routed_experts(index, 5 + index))
             reporter.flush(timeout_s=PATIENT_S)
             client.submit_schedule(job_id, step, ids, SCHEDULE)
-            client.fetch_plan(job_id, step, MODEL, 0, wait_s=PATIENT_S)
+            client.fetch_plan(job_id, step, MODEL, wait_s=PATIENT_S)
 
 
 def old_steps_have_expired(redis: "Redis") -> bool:

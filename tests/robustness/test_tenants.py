@@ -198,7 +198,7 @@ def test_S6_a_512_rank_job_delays_a_small_one_by_one_solve_at_most(world: World)
         fetch(planner, 1, "small")
         clock.stop()
         with PlannerClient(planner.address) as client:
-            client.fetch_plan("large", LARGE_STEPS[-1], LARGE_MODEL, 0, wait_s=PATIENT_S)
+            client.fetch_plan("large", LARGE_STEPS[-1], LARGE_MODEL, wait_s=PATIENT_S)
         order = [job_id for job_id, _ in published(world, ["large", "small"])]
         assert order == ["large", "small", "large", "large"]
 

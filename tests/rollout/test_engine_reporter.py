@@ -111,7 +111,7 @@ def test_fillers_of_the_trainer_are_load_of_the_plan(
         assert reporter.flush() == 4
     schedule = Schedule.round_robin(4, 2, CLUSTER)
     client.submit_schedule(job_id, 1, names, schedule)
-    plan = client.fetch_plan(job_id, 1, MODEL, 0, wait_s=60)
+    plan = client.fetch_plan(job_id, 1, MODEL, wait_s=60)
     last_LE = count(filler_rows(Filler.ROUND_ROBIN, np.arange(1), LAYERS))
     load = StepLoad.of(np.stack([count(each) + last_LE for each in rows]), schedule, CLUSTER)
     assert plan.digest == solve(load, schedule, MODEL, CLUSTER, PARAMS).digest

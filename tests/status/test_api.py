@@ -101,10 +101,10 @@ def test_the_history_of_an_expert_and_of_a_rank(http: TestClient, job: WatchedJo
     assert [each["step"] for each in points] == [1, 2]
     for point in points:
         plan = job.plans[point["step"]]
-        mine_Q = (plan.quota_index_Q4[:, 1] == 1) & (plan.quota_index_Q4[:, 2] == 5)
-        assert point["load_tokens"] == plan.quota_tokens_Q[mine_Q].sum()
+        mine_Q = (plan.quotas.index_Q4[:, 1] == 1) & (plan.quotas.index_Q4[:, 2] == 5)
+        assert point["load_tokens"] == plan.quotas.tokens_Q[mine_Q].sum()
         assert point["home_rank"] == plan.home_rank_LE[1, 5]
-        assert point["num_replicas"] == (plan.quota_index_Q4[mine_Q, 3] != plan.home_rank_LE[1, 5]).sum()
+        assert point["num_replicas"] == (plan.quotas.index_Q4[mine_Q, 3] != plan.home_rank_LE[1, 5]).sum()
     points = http.get("/v1/jobs/job/history/ranks/2").json()
     for point in points:
         loads_MLR = job.plans[point["step"]].rank_loads_MLR

@@ -11,7 +11,6 @@ from harness.executed_plan import PLAN
 from relibra.planning import Phase
 from relibra.planning.execution import PhaseSummary
 from relibra.planning.plan import Prediction
-from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.status.comparison import Compared, Side, compare
 from relibra.store import StepSummary
 
@@ -27,7 +26,6 @@ PHASE = PhaseSummary(
     replica_wait_s=0.125,
     reorder_sent_bytes=0,
     replica_sent_bytes=0,
-    routing=RoutingCheck(num_cells=9, otherwise={RoutingCause.FILLERS: 2}),
     num_token_copies=100,
     duration_s=8.0,
     num_processes=4,

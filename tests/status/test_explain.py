@@ -10,7 +10,6 @@ from harness.services import CLUSTER
 from relibra.planning import Cause, Cluster, Phase, PlanId
 from relibra.planning.execution import Execution
 from relibra.planning.plan import Prediction
-from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.status.explain import explain, write_size
 from relibra.store import PlanRecord, StepRecord
 
@@ -92,15 +91,6 @@ def test_every_cause_of_a_fallback_comes_with_advice(cause: Cause) -> None:
     told = explain(planned(), CLUSTER, [fallen_back(cause)]).execution
     assert f"(4 {cause})" in told[0]
     assert told[1].startswith(f"{cause}: ")
-
-
-@pytest.mark.parametrize("cause", list(RoutingCause))
-def test_S9_every_cause_of_other_routing_comes_with_advice(cause: RoutingCause) -> None:
-    applied = replace(fallen_back(Cause.LATE), num_applied=4, fallbacks={}, reasons=())
-    execution = replace(applied, routing=RoutingCheck(num_cells=8, otherwise={cause: 5}))
-    told = explain(planned(), CLUSTER, [execution]).execution
-    assert f"Routing differs from what was planned in 5 of 8 cells in phase update (likely cause: 5 {cause})." in told
-    assert any(sentence.startswith(f"{cause}: ") for sentence in told)
 
 
 def test_after_a_late_plan_the_explanation_says_how_long_planning_took() -> None:

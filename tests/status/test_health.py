@@ -8,7 +8,6 @@ import pytest
 from harness.executed_plan import EXECUTION, NOW, PLAN
 from relibra.planning import Phase
 from relibra.planning.execution import Execution
-from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.status.balance import Balance, Obstacle
 from relibra.status.health import JobState, judge_health, write_duration
 from relibra.store import StepRecord
@@ -40,13 +39,6 @@ PLANNED = replace(COLLECTING, step=7, plan=PLAN)
             JobState.ATTENTION,
             "missing: rank 2 of group 1",
         ),
-        (
-            [PLANNED],
-            [replace(EXECUTION, routing=RoutingCheck(num_cells=64, otherwise={RoutingCause.NO_REPLAY: 60}))],
-            JobState.ATTENTION,
-            r"^step 7: routing differs from what was planned in 60 of 64 cells .*\(likely cause: 60 no replay\)",
-        ),
-        ([PLANNED], [replace(EXECUTION, routing=RoutingCheck(num_cells=64))], JobState.WELL, "1.800 to 1.020"),
         ([PLANNED], [replace(EXECUTION, imbalance=1.3)], JobState.ATTENTION, "1.300 .* 1.020 was planned"),
     ],
 )

@@ -20,7 +20,7 @@ def test_a_plan_is_shown_with_its_cells(http: TestClient, job: WatchedJob) -> No
     assert shown["num_micro_batches"] == 2
     cells = shown["cells"]
     num_replicas_ML = np.zeros((2, MODEL.num_layers), dtype=int)
-    for row, layer, expert, rank in plan.quota_index_Q4:
+    for row, layer, expert, rank in plan.quotas.index_Q4:
         num_replicas_ML[row, layer] += plan.home_rank_LE[layer, expert] != rank
     assert num_replicas_ML.sum() > 0
     np.testing.assert_array_equal(cells["num_replicas"], num_replicas_ML)
@@ -38,7 +38,7 @@ def test_a_plan_is_downloaded_as_its_file(http: TestClient, job: WatchedJob) -> 
 def test_a_heat_map_has_loads_before_and_after(http: TestClient, job: WatchedJob) -> None:
     plan = job.plans[2]
     before_MLR = np.zeros_like(plan.rank_loads_MLR)
-    for (row, layer, expert, _), tokens in zip(plan.quota_index_Q4, plan.quota_tokens_Q, strict=True):
+    for (row, layer, expert, _), tokens in zip(plan.quotas.index_Q4, plan.quotas.tokens_Q, strict=True):
         before_MLR[row, layer, expert // 2] += tokens
     for query, rows in (("", slice(None)), ("?row=0", slice(0, 1)), ("?row=1", slice(1, 2))):
         shown = http.get(f"/v1/jobs/job/steps/2/heatmap{query}").json()

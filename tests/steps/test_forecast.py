@@ -10,7 +10,7 @@ import pytest
 from harness.plan_files import read_plan_file
 from harness.services import CLUSTER, MODEL, PARAMS, Service, routed_experts
 from relibra.errors import NotReady
-from relibra.planning import Plan, Schedule, StepLoad, check_plan, check_rank_plan, imbalance
+from relibra.planning import Plan, Schedule, StepLoad, check_plan, check_step_plan, imbalance
 from relibra.planning.expected.loads import realised_loads
 from relibra.planning.load import home_loads
 from relibra.planning.plan import Basis
@@ -42,20 +42,18 @@ def test_a_step_is_planned_before_its_routing_is_known(
     shared_planner: Service, client: PlannerClient, job_id: str
 ) -> None:
     submit_forecast(client, job_id, 0, 2, CLUSTER)
-    first = client.fetch_plan(job_id, 0, MODEL, 0, wait_s=60)
+    first = client.fetch_plan(job_id, 0, MODEL, wait_s=60)
     assert first.basis is Basis.PREVIOUS_STEPS
-    assert not len(first.replica_index_Q4), "nothing is known yet"
+    assert not len(first.replica_index_Y4), "nothing is known yet"
     report(shared_planner, job_id, 0)  # the step has its plan already; later steps profit from the report
     submit_forecast(client, job_id, 1, 2, CLUSTER)
-    ranks = [client.fetch_plan(job_id, 1, MODEL, rank, wait_s=60) for rank in range(CLUSTER.num_ranks)]
-    for rank_plan in ranks:
-        check_rank_plan(rank_plan, MODEL, CLUSTER)
-        assert rank_plan.basis is Basis.PREVIOUS_STEPS
-        assert rank_plan.reason.startswith("forecast from the previous steps: ")
-        np.testing.assert_array_equal(rank_plan.replica_share_Q, ranks[0].replica_share_Q)
+    step_plan = client.fetch_plan(job_id, 1, MODEL, wait_s=60)
+    check_step_plan(step_plan, MODEL, CLUSTER)
+    assert step_plan.basis is Basis.PREVIOUS_STEPS
+    assert step_plan.reason.startswith("forecast from the previous steps: ")
     plan = plan_of(shared_planner, job_id, 1)
     check_plan(plan)
-    assert plan.digest == ranks[0].digest
+    assert plan.digest == step_plan.digest
     again = read_plan_file(plan_to_bytes(plan))
     assert (again.digest, again.prediction.basis) == (plan.digest, Basis.PREVIOUS_STEPS)
     counts_SLE = np.stack([count_of(routed_experts(1000 + place, 300)) for place in range(16)])
@@ -74,23 +72,23 @@ def test_only_the_last_steps_count_and_only_earlier_ones(
     for step in (0, 7):
         report(shared_planner, job_id, step)
     submit_forecast(client, job_id, 5, 1, CLUSTER)
-    with_later = client.fetch_plan(job_id, 5, MODEL, 0, wait_s=60)
+    with_later = client.fetch_plan(job_id, 5, MODEL, wait_s=60)
     alone = f"{job_id[:50]}-alone"
     client.register_job(alone, MODEL, CLUSTER, PARAMS)
     report(shared_planner, alone, 0)
     submit_forecast(client, alone, 5, 1, CLUSTER)
-    assert client.fetch_plan(alone, 5, MODEL, 0, wait_s=60).digest == with_later.digest
+    assert client.fetch_plan(alone, 5, MODEL, wait_s=60).digest == with_later.digest
 
 
 def test_the_rollout_of_a_step_is_waited_for(shared_planner: Service, client: PlannerClient, job_id: str) -> None:
     report(shared_planner, job_id, 1)
     ids = [f"routed-{place}" for place in range(12)]
     client.submit_schedule(job_id, 1, ids, Schedule.round_robin(12, 2, CLUSTER), Basis.ROLLOUT)
-    plan = client.fetch_plan(job_id, 1, MODEL, 2, wait_s=60)
+    plan = client.fetch_plan(job_id, 1, MODEL, wait_s=60)
     assert plan.basis is Basis.ROLLOUT
     assert plan.reason.startswith("forecast from the rollout: ")
     with pytest.raises(NotReady):
-        client.fetch_plan(job_id, 2, MODEL, 0)
+        client.fetch_plan(job_id, 2, MODEL)
 
 
 def test_the_status_service_says_that_it_is_a_forecast(
@@ -98,7 +96,7 @@ def test_the_status_service_says_that_it_is_a_forecast(
 ) -> None:
     report(shared_planner, job_id, 0)
     submit_forecast(client, job_id, 1, 2, CLUSTER)
-    client.fetch_plan(job_id, 1, MODEL, 0, wait_s=60)
+    client.fetch_plan(job_id, 1, MODEL, wait_s=60)
     status = Service("status", shared_planner.redis_url, tmp_path_factory.mktemp("status"))
     try:
         with urlopen(f"{status.address}/v1/jobs/{job_id}/steps/1", timeout=30) as answer:

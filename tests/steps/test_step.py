@@ -14,9 +14,10 @@ from harness.framework_batches import (
     trained_counts,
     verl_data,
 )
+from harness.replicated import executed_loads
 from harness.services import Service
 from relibra.errors import Conflict, InvalidInput, LimitExceeded
-from relibra.planning import Cluster, Model, StepLoad, check_rank_plan, imbalance
+from relibra.planning import Cluster, Model, StepLoad, check_step_plan, imbalance
 from relibra.planning.load import home_loads
 from relibra.plugins.nemo_rl import batch as nemo_rl
 from relibra.plugins.skyrl import batch as skyrl
@@ -58,22 +59,15 @@ def test_the_plan_holds_for_what_the_framework_replays(
     with RolloutReporter(shared_planner.address, job_id, num_experts=8) as reporter:
         ranks = [report_rank(reporter, 3, batch_of(rank), rank, trainer) for rank in range(2)]
     submit_step(planner_client, job_id, 3, ranks)
-    plans = [planner_client.fetch_plan(job_id, 3, MODEL, rank, wait_s=60) for rank in range(4)]
+    plan = planner_client.fetch_plan(job_id, 3, MODEL, wait_s=60)
+    check_step_plan(plan, MODEL, CLUSTER)
+    assert len(plan.replica_index_Y4)
     # The test of each adapter compares these counts with the framework's own rows.
     source_MRLE = sum(trained_counts(batch_of(rank), rank, trainer) for rank in range(2))
     load = StepLoad.of_sources(np.ascontiguousarray(source_MRLE.swapaxes(1, 2)))
-    loads_MLR = home_loads(load.load_MLE, plans[0].home_rank_LE, 4)
-    for rank, plan in enumerate(plans):
-        check_rank_plan(plan, MODEL, CLUSTER)
-        row_Q, layer_Q, expert_Q, rank_Q = plan.replica_index_Q4.T
-        sent_MLE = np.zeros_like(load.load_MLE)
-        np.add.at(sent_MLE, (row_Q, layer_Q, expert_Q), plan.replica_share_Q)
-        assert (sent_MLE <= source_MRLE[:, rank]).all(), "a share of tokens that the rank does not have"
-        np.add.at(loads_MLR, (row_Q, layer_Q, rank_Q), plan.replica_share_Q)
-        np.add.at(loads_MLR, (row_Q, layer_Q, plan.home_rank_LE[layer_Q, expert_Q]), -plan.replica_share_Q)
+    loads_MLR = executed_loads(plan, load, CLUSTER)
     before = imbalance(home_loads(load.load_MLE, CLUSTER.identity_placement(MODEL), 4))
-    assert f"imbalance falls from {before:.3f} to {imbalance(loads_MLR):.3f}" in plans[0].reason
-    assert len(plans[0].replica_index_Q4)
+    assert f"imbalance falls from {before:.3f} to {imbalance(loads_MLR):.3f}" in plan.reason
 
 
 def test_reporting_a_rank_again_changes_nothing(shared_planner: Service, planner_client: PlannerClient) -> None:

@@ -91,8 +91,7 @@ def test_a_published_plan_is_read_back_whole_and_in_summary(store: Store, run: L
     packed = run(store.get_packed_plan(job, 4))
     assert packed.record == record
     assert run(store.get_plan_id(job, 4)) == record.id
-    assert len(packed.shares) == CLUSTER.num_ranks
-    np.testing.assert_array_equal(packed.shares[0].unpack(), whole.shares.of_rank(0))
+    np.testing.assert_array_equal(packed.common["home_rank"].unpack(), whole.home_rank_LE)
 
 
 def test_a_plan_tells_how_long_it_took_from_its_schedule(store: Store, run: Loop, job: JobRecord) -> None:
@@ -111,13 +110,6 @@ def test_sums_of_plans_are_read_without_the_plans(store: Store, run: Loop, job: 
     assert none is None
     np.testing.assert_array_equal(totals.load_LE, COUNTS_SLE.sum(axis=0))
     np.testing.assert_array_equal(totals.home_rank_LE, run(store.get_placement(job, 1)))
-
-
-def test_quotas_are_read_without_the_shares(store: Store, run: Loop, job: JobRecord) -> None:
-    publish(store, run, job, 1)
-    whole, without = run(store.get_plan(job, 1)), run(store.get_plan(job, 1, with_shares=False))
-    np.testing.assert_array_equal(without.quota_index_Q4, whole.quota_index_Q4)
-    np.testing.assert_array_equal(without.quota_tokens_Q, whole.quota_tokens_Q)
 
 
 def test_S9_a_damaged_placement_costs_no_later_step_its_plan(

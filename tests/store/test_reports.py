@@ -12,7 +12,6 @@ from relibra.errors import LimitExceeded
 from relibra.planner.settings import PlannerSettings
 from relibra.planning import Cause, ExecutionReport, Phase, PlanId
 from relibra.planning.execution import executions
-from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.store import JobRecord, Store, StoreLimits
 from relibra.store.keys import JobKeys
 
@@ -34,7 +33,6 @@ def report(job: JobRecord, phase: Phase, rank: int, step: int = 1) -> ExecutionR
         replica_wait_s=0.75,
         duration_s=8.5,
         num_processes=2,
-        routing=RoutingCheck(num_cells=3, otherwise={RoutingCause.FILLERS: 1}) if rank else RoutingCheck(),
     )
 
 
@@ -48,7 +46,6 @@ def test_reports_are_kept_by_phase_and_rank(store: Store, run: Loop, job: JobRec
         (phase, rank) for phase in (Phase.RECOMPUTE, Phase.UPDATE) for rank in (0, 1)
     ]
     assert found[1].applied == reports[0].applied
-    assert found[1].routing == reports[0].routing
     assert (found[0].applied, found[0].causes) == (None, (Cause.LATE, Cause.STALE))
     assert (found[0].reorder_s, found[0].replica_wait_s) == (0.5, 0.75)
     assert (found[0].duration_s, found[0].num_processes) == (8.5, 2)
@@ -72,8 +69,6 @@ def test_the_report_that_completes_a_phase_makes_its_sum(store: Store, run: Loop
     assert [update] == executions([report(job, Phase.UPDATE, rank) for rank in ranks], job.cluster)
     assert update.fallbacks == {Cause.LATE: 1, Cause.STALE: 1}
     assert update.num_fallbacks == 1
-    others = len(ranks) - 1
-    assert update.routing == RoutingCheck(num_cells=3 * others, otherwise={RoutingCause.FILLERS: others})
     assert update.rank_tokens == ((1 << 40) + 5,) * len(ranks)
     run(store.put_report(job, report(job, Phase.RECOMPUTE, 0)))
     ((recompute, _),) = run(store.get_executions(job, [1]))

@@ -5,7 +5,6 @@ import pytest
 from relibra.planning import Cause, Phase, PlanId
 from relibra.planning.execution import PhaseSummary
 from relibra.planning.plan import Basis, Prediction
-from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.store.records import PlanRecord
 from relibra.store.step_summary import (
     Expired,
@@ -27,7 +26,6 @@ PHASE = PhaseSummary(
     replica_wait_s=0.75,
     reorder_sent_bytes=1 << 40,
     replica_sent_bytes=6,
-    routing=RoutingCheck(num_cells=94, otherwise={RoutingCause.FILLERS: 2}),
     num_token_copies=64_000_000,
     duration_s=128.25,
     num_processes=512,

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.rank_plan_message import encode_rank_plan
+from harness.step_plan_message import encode_step_plan
 from relibra.errors import InvalidInput
 from relibra.planning import (
     Cluster,
@@ -24,8 +24,8 @@ from relibra.planning import (
     Phase,
     PlanId,
     PlanParams,
-    RankPlan,
     Schedule,
+    StepPlan,
 )
 from relibra.planning.schedule import PackingRules
 from relibra.v1 import array_pb2, execution_pb2, job_pb2, plan_pb2, routing_pb2
@@ -64,19 +64,18 @@ GOOD: dict[str, tuple[Message, Callable[[Any], object]]] = {
         lambda message: packing.decode_packed(message, 4),
     ),
     "rank plan": (
-        encode_rank_plan(
-            RankPlan(
+        encode_step_plan(
+            StepPlan(
                 id=PlanId(epoch=5, version=2),
                 step=9,
                 digest=bytes(32),
                 home_rank_LE=np.zeros((3, 8), np.int32),
-                replica_index_Q4=INDEX_Q4,
-                replica_share_Q=np.array([4, 5, 6], np.int32),
+                replica_index_Y4=INDEX_Q4,
                 num_micro_batches=1,
                 reason="balanced",
             )
         ),
-        lambda message: messages.decode_rank_plan(message, MODEL),
+        lambda message: messages.decode_step_plan(message, MODEL),
     ),
     "execution": (
         messages.encode_execution_report(
@@ -180,12 +179,11 @@ LIES: dict[str, st.SearchStrategy[Message]] = {
     ),
     "packed": st.builds(plan_pb2.PackResponse, micro_batch=ARRAYS, source_rank=ARRAYS, ep_group=ARRAYS),
     "rank plan": st.builds(
-        plan_pb2.RankPlan,
+        plan_pb2.StepPlan,
         home_rank=st.just(array.encode(np.zeros((3, 8), np.uint8))) | ARRAYS,
         replica_count=ARRAYS,
         replica_expert=ARRAYS,
         replica_rank=ARRAYS,
-        replica_share=ARRAYS,
         num_micro_batches=NUMBERS,
         basis=st.integers(0, 3),
     ),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.rank_plan_message import encode_rank_plan
+from harness.step_plan_message import encode_step_plan
 from relibra.errors import InvalidInput
 from relibra.planning import (
     Cause,
@@ -17,11 +17,10 @@ from relibra.planning import (
     Phase,
     PlanId,
     PlanParams,
-    RankPlan,
     Schedule,
+    StepPlan,
 )
 from relibra.planning.plan import Basis
-from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.v1 import execution_pb2, job_pb2, plan_pb2
 from relibra.wire import array, messages
 from relibra.wire.launch import this_launch
@@ -119,23 +118,21 @@ def test_a_sequence_scheduled_twice_is_named() -> None:
 
 
 @pytest.mark.parametrize("basis", list(Basis))
-def test_rank_plans_survive_the_wire(basis: Basis) -> None:
-    plan = RankPlan(
+def test_step_plans_survive_the_wire(basis: Basis) -> None:
+    plan = StepPlan(
         id=PlanId(epoch=2**63 - 1, version=7),
         step=5,
         digest=bytes(range(32)),
         home_rank_LE=CLUSTER.identity_placement(MODEL),
-        replica_index_Q4=np.array([[0, 1, 2, 0], [3, 2, 7, 2]], dtype=np.int32),
-        replica_share_Q=np.array([4, 0], dtype=np.int32),
+        replica_index_Y4=np.array([[0, 1, 2, 0], [3, 2, 7, 2]], dtype=np.int32),
         num_micro_batches=2,
         reason="two replicas",
         basis=basis,
-        source_load_MLB=None if basis is not Basis.REPLAY else np.arange(24, dtype=np.int64).reshape(4, 3, 2),
     )
-    data = encode_rank_plan(plan).SerializeToString()
-    assert same(messages.decode_rank_plan(plan_pb2.RankPlan.FromString(data), MODEL), plan)
+    data = encode_step_plan(plan).SerializeToString()
+    assert same(messages.decode_step_plan(plan_pb2.StepPlan.FromString(data), MODEL), plan)
     with pytest.raises(InvalidInput, match=r"plan.home_rank.shape"):
-        messages.decode_rank_plan(plan_pb2.RankPlan.FromString(data), dataclasses.replace(MODEL, num_layers=2))
+        messages.decode_step_plan(plan_pb2.StepPlan.FromString(data), dataclasses.replace(MODEL, num_layers=2))
 
 
 def test_a_basis_nobody_knows_is_refused() -> None:
@@ -162,7 +159,6 @@ def test_execution_reports_survive_the_wire(applied: PlanId | None, phase: Phase
         replica_wait_s=0.125,
         duration_s=8.5,
         num_processes=4,
-        routing=RoutingCheck(num_cells=70, otherwise={cause: 2 + index for index, cause in enumerate(RoutingCause)}),
     )
     data = messages.encode_execution_report("job", report).SerializeToString()
     request = execution_pb2.ReportExecutionRequest.FromString(data)
@@ -180,10 +176,6 @@ def test_execution_reports_survive_the_wire(applied: PlanId | None, phase: Phase
         ({"replica_wait_s": math.inf}, "replica_wait_s: expected seconds"),
         ({"duration_s": -math.inf}, "duration_s: expected seconds"),
         ({"num_processes": 65537}, "num_processes: expected 1 to 65536, got 65537"),
-        (
-            {"num_cells_compared": 3, "routed_otherwise": [execution_pb2.RoutedOtherwise(cause=1, num_cells=4)]},
-            r"routed_otherwise: expected at most 3 cells, all that were compared, got 4",
-        ),
         (
             {"applied": plan_pb2.PlanId(epoch=1, version=1), "causes": [execution_pb2.CAUSE_LATE]},
             r"causes: expected none where a plan was applied, got \[1\]",
@@ -222,10 +214,10 @@ def test_causes_of_another_version_are_unspecified_and_each_counts_once(sent: li
 
 def test_S7_replica_counts_whose_sum_wraps_around_are_refused() -> None:
     half = np.iinfo(np.int64).max
-    message = plan_pb2.RankPlan(
+    message = plan_pb2.StepPlan(
         home_rank=array.encode(CLUSTER.identity_placement(MODEL)),
         replica_count=array.encode(np.array([[half, half, 2]])),
-        **{name: array.encode(np.zeros(0, np.int32)) for name in ("replica_expert", "replica_rank", "replica_share")},
+        **{name: array.encode(np.zeros(0, np.int32)) for name in ("replica_expert", "replica_rank")},
     )
     with pytest.raises(InvalidInput, match=r"plan.replica_count: expected a sum of 0"):
-        messages.decode_rank_plan(message, MODEL)
+        messages.decode_step_plan(message, MODEL)

@@ -1,10 +1,10 @@
-"""Operations that move experts and their tokens; each has a CUDA kernel and a torch reference with equal results.
+"""Operations that move experts and their tokens; each has a CUDA kernel and a reference with equal results.
 
 In:   router output, replica shares, expert tensors, gradients of replicas.
 Out:  physical routing, packed buffers, main gradients.
 
     ops         the operations; `checks` checks their arguments, `packed` defines the layout of buffers
-    reference   every operation in pure torch: the CPU path, and the oracle for the kernels
+    reference   every operation but `token_split` in pure torch: the CPU path, and the oracle for the kernels
     cuda        every operation as launches (`launch`) of the kernels in `csrc`
     driver      runs launches on a device; `nvrtc` compiles the kernels from `sources`
     stream_wait lets a stream wait for a value in memory
@@ -16,6 +16,7 @@ from relibra.kernels.ops import (
     grad_accumulate,
     quota_remap,
     refuse_second_derivatives,
+    token_split,
 )
 from relibra.kernels.packed import ALIGNMENT_BYTES, packed_size_bytes
 from relibra.kernels.reference import EMPTY, REST, expert_checksum
@@ -31,4 +32,5 @@ __all__ = [
     "packed_size_bytes",
     "quota_remap",
     "refuse_second_derivatives",
+    "token_split",
 ]

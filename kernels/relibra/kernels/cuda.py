@@ -36,6 +36,7 @@ _COUNT = Arguments("P", "i", "i", "P")
 _PREFIX = Arguments("P", "i", "i", "P", "P", "i", "P", "P")
 _PLACE = Arguments(ROUTING, "P", "P", "P", "P", "i")
 _GIVE_BACK = Arguments("P", "P", "P", "i", "i", "i", "P", "i")
+_SPLIT = Arguments("P", "P", "P", "P", "i", "i", "i", "i", "i", "i")
 
 Segment = tuple[int, int, int]
 """Address to read, address to write, number of bytes."""
@@ -113,6 +114,28 @@ def quota_give_back(
         )
         run(Launch("quota_give_back", (-(-num_tokens // _CHUNK_TOKENS), -(-num_slots // 128)), 128, arguments))
     return grad_TE
+
+
+def token_split(run: Run, counts_RE: Tensor, slot_expert_P: Tensor, gpus_per_node: int, rank: int) -> Tensor:
+    """Run `ops.token_split`, with counts and experts as int32."""
+    (num_ranks, num_experts), (num_slots,) = counts_RE.shape, slot_expert_P.shape
+    share_P = torch.empty_like(slot_expert_P)
+    sums_bytes = 16 * num_experts
+    sums = counts_RE.new_empty(sums_bytes // 4)  # int64 [E, 2]
+    arguments = _SPLIT.packed(
+        counts_RE.data_ptr(),
+        slot_expert_P.data_ptr(),
+        sums.data_ptr(),
+        share_P.data_ptr(),
+        num_ranks,
+        num_experts,
+        gpus_per_node,
+        num_experts // num_ranks,
+        num_slots // num_ranks,
+        rank,
+    )
+    run(Launch("token_split", (num_ranks // gpus_per_node, 1), 128, arguments))
+    return share_P
 
 
 def _copy(run: Run, segments: Sequence[Segment], *, zero_padding: bool) -> None:

@@ -7,7 +7,7 @@ that are not contiguous and on devices whose kernels cannot be loaded; its resul
 The operations are plain functions: torch's wrapper of a custom operator takes the host longer than their launches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -66,6 +66,31 @@ def _give_back(grad_TP: Tensor, routing_map_TP: Tensor, slot_expert_P: Tensor, n
     if run is None:
         return reference.quota_give_back(grad_TP, routing_map_TP, slot_expert_P, num_experts)
     return cuda.quota_give_back(run, grad_TP.contiguous(), routing_map_TP, _int32(slot_expert_P), num_experts)
+
+
+_MOST_RANKS, _MOST_REPLICAS = 128, 512
+"""The ranks and redundant slots of a node that the kernel of `token_split` has room for."""
+
+
+def token_split(
+    counts_RE: Tensor, slot_expert_P: Tensor, gpus_per_node: int, rank: int, on_host: Callable[[Any], Any]
+) -> Tensor:
+    """Return how many of its tokens a rank sends to each slot of a cell, int32 `[P]`; `REST` for a home slot.
+
+    `relibra.planning.split` says how tokens are split; this package cannot import it.
+
+    Args:
+        counts_RE: int32, how many tokens every rank routes to every expert.
+        slot_expert_P: int32, the expert in each slot, or `EMPTY`; the home slots of a rank, E/R, come first.
+        gpus_per_node: how many ranks a node has.
+        rank: the rank.
+        on_host: does the same with numpy arrays, where no kernel can run or the node is too large for it.
+    """
+    run = _kernels(counts_RE.device, (counts_RE, slot_expert_P))
+    num_redundant = (len(slot_expert_P) - counts_RE.shape[1]) // len(counts_RE) * gpus_per_node
+    if run is None or gpus_per_node > _MOST_RANKS or num_redundant > _MOST_REPLICAS:
+        return torch.from_numpy(on_host(counts_RE.cpu().numpy())).to(counts_RE.device)
+    return cuda.token_split(run, counts_RE, slot_expert_P, gpus_per_node, rank)
 
 
 def refuse_second_derivatives() -> None:

@@ -13,6 +13,7 @@ KERNELS = {
     "quota_prefix": "quota_remap.cu",
     "quota_place": "quota_remap.cu",
     "quota_give_back": "quota_remap.cu",
+    "token_split": "token_split.cu",
 }
 """The file that defines each kernel."""
 

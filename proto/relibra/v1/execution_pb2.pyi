@@ -23,13 +23,6 @@ class Cause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CAUSE_DISAGREED: _ClassVar[Cause]
     CAUSE_UNDONE: _ClassVar[Cause]
     CAUSE_OTHER_LAUNCH: _ClassVar[Cause]
-
-class RoutingCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    ROUTING_CAUSE_UNSPECIFIED: _ClassVar[RoutingCause]
-    ROUTING_CAUSE_NO_REPLAY: _ClassVar[RoutingCause]
-    ROUTING_CAUSE_FILLERS: _ClassVar[RoutingCause]
-    ROUTING_CAUSE_MICRO_BATCHES: _ClassVar[RoutingCause]
 PHASE_UNSPECIFIED: Phase
 PHASE_RECOMPUTE: Phase
 PHASE_UPDATE: Phase
@@ -40,21 +33,9 @@ CAUSE_INVALID: Cause
 CAUSE_DISAGREED: Cause
 CAUSE_UNDONE: Cause
 CAUSE_OTHER_LAUNCH: Cause
-ROUTING_CAUSE_UNSPECIFIED: RoutingCause
-ROUTING_CAUSE_NO_REPLAY: RoutingCause
-ROUTING_CAUSE_FILLERS: RoutingCause
-ROUTING_CAUSE_MICRO_BATCHES: RoutingCause
-
-class RoutedOtherwise(_message.Message):
-    __slots__ = ("cause", "num_cells")
-    CAUSE_FIELD_NUMBER: _ClassVar[int]
-    NUM_CELLS_FIELD_NUMBER: _ClassVar[int]
-    cause: RoutingCause
-    num_cells: int
-    def __init__(self, cause: _Optional[_Union[RoutingCause, str]] = ..., num_cells: _Optional[int] = ...) -> None: ...
 
 class ReportExecutionRequest(_message.Message):
-    __slots__ = ("job_id", "step", "phase", "ep_group", "ep_rank", "applied", "reason", "realised_load", "reorder_sent_bytes", "replica_sent_bytes", "plan_wait_s", "reorder_s", "replica_wait_s", "causes", "num_cells_compared", "routed_otherwise", "epoch", "duration_s", "num_processes")
+    __slots__ = ("job_id", "step", "phase", "ep_group", "ep_rank", "applied", "reason", "realised_load", "reorder_sent_bytes", "replica_sent_bytes", "plan_wait_s", "reorder_s", "replica_wait_s", "causes", "epoch", "duration_s", "num_processes")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -69,8 +50,6 @@ class ReportExecutionRequest(_message.Message):
     REORDER_S_FIELD_NUMBER: _ClassVar[int]
     REPLICA_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     CAUSES_FIELD_NUMBER: _ClassVar[int]
-    NUM_CELLS_COMPARED_FIELD_NUMBER: _ClassVar[int]
-    ROUTED_OTHERWISE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     DURATION_S_FIELD_NUMBER: _ClassVar[int]
     NUM_PROCESSES_FIELD_NUMBER: _ClassVar[int]
@@ -88,12 +67,10 @@ class ReportExecutionRequest(_message.Message):
     reorder_s: float
     replica_wait_s: float
     causes: _containers.RepeatedScalarFieldContainer[Cause]
-    num_cells_compared: int
-    routed_otherwise: _containers.RepeatedCompositeFieldContainer[RoutedOtherwise]
     epoch: int
     duration_s: float
     num_processes: int
-    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., ep_group: _Optional[int] = ..., ep_rank: _Optional[int] = ..., applied: _Optional[_Union[_plan_pb2.PlanId, _Mapping]] = ..., reason: _Optional[str] = ..., realised_load: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., reorder_sent_bytes: _Optional[int] = ..., replica_sent_bytes: _Optional[int] = ..., plan_wait_s: _Optional[float] = ..., reorder_s: _Optional[float] = ..., replica_wait_s: _Optional[float] = ..., causes: _Optional[_Iterable[_Union[Cause, str]]] = ..., num_cells_compared: _Optional[int] = ..., routed_otherwise: _Optional[_Iterable[_Union[RoutedOtherwise, _Mapping]]] = ..., epoch: _Optional[int] = ..., duration_s: _Optional[float] = ..., num_processes: _Optional[int] = ...) -> None: ...
+    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., ep_group: _Optional[int] = ..., ep_rank: _Optional[int] = ..., applied: _Optional[_Union[_plan_pb2.PlanId, _Mapping]] = ..., reason: _Optional[str] = ..., realised_load: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., reorder_sent_bytes: _Optional[int] = ..., replica_sent_bytes: _Optional[int] = ..., plan_wait_s: _Optional[float] = ..., reorder_s: _Optional[float] = ..., replica_wait_s: _Optional[float] = ..., causes: _Optional[_Iterable[_Union[Cause, str]]] = ..., epoch: _Optional[int] = ..., duration_s: _Optional[float] = ..., num_processes: _Optional[int] = ...) -> None: ...
 
 class ReportExecutionResponse(_message.Message):
     __slots__ = ()

@@ -94,52 +94,46 @@ class PackResponse(_message.Message):
     def __init__(self, micro_batch: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., source_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., ep_group: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class FetchPlanRequest(_message.Message):
-    __slots__ = ("job_id", "step", "ep_rank", "wait_ms", "epoch")
+    __slots__ = ("job_id", "step", "wait_ms", "epoch")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    EP_RANK_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     step: int
-    ep_rank: int
     wait_ms: int
     epoch: int
-    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., ep_rank: _Optional[int] = ..., wait_ms: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., wait_ms: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class FetchPlanResponse(_message.Message):
     __slots__ = ("plan",)
     PLAN_FIELD_NUMBER: _ClassVar[int]
-    plan: RankPlan
-    def __init__(self, plan: _Optional[_Union[RankPlan, _Mapping]] = ...) -> None: ...
+    plan: StepPlan
+    def __init__(self, plan: _Optional[_Union[StepPlan, _Mapping]] = ...) -> None: ...
 
-class RankPlan(_message.Message):
-    __slots__ = ("id", "step", "digest", "home_rank", "replica_share", "num_micro_batches", "reason", "replica_count", "replica_expert", "replica_rank", "basis", "source_load")
+class StepPlan(_message.Message):
+    __slots__ = ("id", "step", "digest", "home_rank", "num_micro_batches", "reason", "replica_count", "replica_expert", "replica_rank", "basis")
     ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     HOME_RANK_FIELD_NUMBER: _ClassVar[int]
-    REPLICA_SHARE_FIELD_NUMBER: _ClassVar[int]
     NUM_MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     REPLICA_COUNT_FIELD_NUMBER: _ClassVar[int]
     REPLICA_EXPERT_FIELD_NUMBER: _ClassVar[int]
     REPLICA_RANK_FIELD_NUMBER: _ClassVar[int]
     BASIS_FIELD_NUMBER: _ClassVar[int]
-    SOURCE_LOAD_FIELD_NUMBER: _ClassVar[int]
     id: PlanId
     step: int
     digest: bytes
     home_rank: _array_pb2.Array
-    replica_share: _array_pb2.Array
     num_micro_batches: int
     reason: str
     replica_count: _array_pb2.Array
     replica_expert: _array_pb2.Array
     replica_rank: _array_pb2.Array
     basis: Basis
-    source_load: _array_pb2.Array
-    def __init__(self, id: _Optional[_Union[PlanId, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[bytes] = ..., home_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_share: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., num_micro_batches: _Optional[int] = ..., reason: _Optional[str] = ..., replica_count: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_expert: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., basis: _Optional[_Union[Basis, str]] = ..., source_load: _Optional[_Union[_array_pb2.Array, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[_Union[PlanId, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[bytes] = ..., home_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., num_micro_batches: _Optional[int] = ..., reason: _Optional[str] = ..., replica_count: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_expert: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., basis: _Optional[_Union[Basis, str]] = ...) -> None: ...
 
 class WatchPlansRequest(_message.Message):
     __slots__ = ("job_id", "epoch")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import RolledBack
-from relibra.planning import ExecutionReport, Freedom, Model, RankPlan, Schedule
+from relibra.planning import ExecutionReport, Freedom, Model, Schedule, StepPlan
 from relibra.planning.plan import Basis
 from relibra.planning.schedule import PackingRules
 from relibra.v1 import execution_pb2_grpc, plan_pb2, plan_pb2_grpc
@@ -162,26 +162,25 @@ class PlannerClient(AttemptClient):
         response = self._call_in_attempt(job_id, self._plans.Pack, request, timeout_s)
         return decode_packed(response, len(sequence_ids))
 
-    def fetch_plan(self, job_id: str, step: int, model: Model, ep_rank: int, *, wait_s: float = 0.0) -> RankPlan:
-        """Return the plan of `step` as `ep_rank` executes it; wait up to `wait_s` until it is published.
+    def fetch_plan(self, job_id: str, step: int, model: Model, *, wait_s: float = 0.0) -> StepPlan:
+        """Return the plan of `step` as ranks execute it; wait up to `wait_s` until it is published.
 
         The planner waits for at most 60 s. `wait_s` is added to the deadline of the call.
 
         Raises:
             UnknownJob: the job was never registered.
             NotReady: there is no plan yet, or no longer; the text says what the plan waits for.
-            InvalidInput: the planner cannot plan this step, or the job has no such rank; the text says why.
+            InvalidInput: the planner cannot plan this step; the text says why.
             StaleEpoch: the attempt of this client is over.
         """
         request = plan_pb2.FetchPlanRequest(
             job_id=job_id,
             step=step,
-            ep_rank=ep_rank,
             wait_ms=int(wait_s * 1000),
             epoch=self._epoch(job_id),
         )
         response = self._call_in_attempt(job_id, self._plans.FetchPlan, request, timeout_s=self._timeout_s + wait_s)
-        return messages.decode_rank_plan(response.plan, model)
+        return messages.decode_step_plan(response.plan, model)
 
     def report_execution(self, job_id: str, report: ExecutionReport, *, epoch: int = 0) -> None:
         """Report to the planner what a rank did in one phase.

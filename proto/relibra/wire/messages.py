@@ -17,12 +17,12 @@ from relibra.planning import (
     Phase,
     PlanId,
     PlanParams,
-    RankPlan,
     Schedule,
+    StepPlan,
 )
 from relibra.planning.launch import Launch
 from relibra.planning.plan import Basis
-from relibra.planning.routing_check import RoutingCause, RoutingCheck
+from relibra.planning.step_plan import replica_index
 from relibra.v1 import execution_pb2, job_pb2, plan_pb2
 from relibra.wire import array
 from relibra.wire.job_id import check_job_id
@@ -186,8 +186,8 @@ def decode_plan_id(message: plan_pb2.PlanId) -> PlanId:
     return PlanId(epoch=message.epoch, version=message.version)
 
 
-def decode_rank_plan(message: plan_pb2.RankPlan, model: Model) -> RankPlan:
-    """Read one rank's plan. It must pass `check_rank_plan` before it is applied.
+def decode_step_plan(message: plan_pb2.StepPlan, model: Model) -> StepPlan:
+    """Read the plan of a step. It must pass `check_step_plan` before it is applied.
 
     Raises:
         InvalidInput: an array is malformed, does not have the model's shape, or does not fit the other arrays.
@@ -195,35 +195,22 @@ def decode_rank_plan(message: plan_pb2.RankPlan, model: Model) -> RankPlan:
     shape = (model.num_layers, model.num_experts)
     home_LE = array.decode(message.home_rank, "plan.home_rank", kinds="iu", shape=shape)
     count_ML = array.decode(message.replica_count, "plan.replica_count", kinds="iu", shape=(None, model.num_layers))
-    expert_Q = array.decode(message.replica_expert, "plan.replica_expert", kinds="iu", shape=(None,))
-    rank_Q = array.decode(message.replica_rank, "plan.replica_rank", kinds="iu", shape=expert_Q.shape)
-    share_Q = array.decode(message.replica_share, "plan.replica_share", kinds="iu", shape=expert_Q.shape)
+    expert_Y = array.decode(message.replica_expert, "plan.replica_expert", kinds="iu", shape=(None,))
+    rank_Y = array.decode(message.replica_rank, "plan.replica_rank", kinds="iu", shape=expert_Y.shape)
     # Each count is checked before the sum, because the sum may wrap around.
-    is_possible = count_ML.min(initial=0) >= 0 and count_ML.max(initial=0) <= len(expert_Q)
+    is_possible = count_ML.min(initial=0) >= 0 and count_ML.max(initial=0) <= len(expert_Y)
     num_replicas = int(count_ML.sum(dtype=np.int64))
-    if not is_possible or num_replicas != len(expert_Q):
-        raise InvalidInput.of("plan.replica_count", expected=f"a sum of {len(expert_Q)}", got=num_replicas)
-    source_load_MLB = None
-    if message.HasField("source_load"):
-        source_load_MLB = array.decode(
-            message.source_load, "plan.source_load", kinds="iu", shape=(None, model.num_layers, None)
-        ).astype(np.int64)
-        if not 1 <= source_load_MLB.shape[2] <= model.num_experts:
-            raise InvalidInput.of(
-                "plan.source_load", expected=f"1 to {model.num_experts} buckets", got=source_load_MLB.shape[2]
-            )
-    row_Q, layer_Q = np.divmod(np.repeat(np.arange(count_ML.size), count_ML.ravel()), model.num_layers)
-    return RankPlan(
+    if not is_possible or num_replicas != len(expert_Y):
+        raise InvalidInput.of("plan.replica_count", expected=f"a sum of {len(expert_Y)}", got=num_replicas)
+    return StepPlan(
         id=decode_plan_id(message.id),
         step=message.step,
         digest=message.digest,
         home_rank_LE=home_LE.astype(np.int32),
-        replica_index_Q4=np.stack([row_Q, layer_Q, expert_Q, rank_Q], axis=1).astype(np.int32),
-        replica_share_Q=share_Q.astype(np.int32),
+        replica_index_Y4=replica_index(count_ML, expert_Y, rank_Y),
         num_micro_batches=message.num_micro_batches,
         reason=message.reason,
         basis=decode_basis(message.basis),
-        source_load_MLB=source_load_MLB,
     )
 
 
@@ -239,13 +226,6 @@ _CAUSES = {
     Cause.UNDONE: execution_pb2.CAUSE_UNDONE,
     Cause.OTHER_LAUNCH: execution_pb2.CAUSE_OTHER_LAUNCH,
 }
-_ROUTING_CAUSES = {
-    RoutingCause.UNSPECIFIED: execution_pb2.ROUTING_CAUSE_UNSPECIFIED,
-    RoutingCause.NO_REPLAY: execution_pb2.ROUTING_CAUSE_NO_REPLAY,
-    RoutingCause.FILLERS: execution_pb2.ROUTING_CAUSE_FILLERS,
-    RoutingCause.MICRO_BATCHES: execution_pb2.ROUTING_CAUSE_MICRO_BATCHES,
-}
-_ROUTING_CAUSE_OF_NUMBER = {number: cause for cause, number in _ROUTING_CAUSES.items()}
 _CAUSE_OF_NUMBER = {number: cause for cause, number in _CAUSES.items()}
 
 
@@ -267,11 +247,6 @@ def encode_execution_report(
         applied=encode_plan_id(report.applied) if report.applied else None,
         realised_load=array.encode(report.realised_load_ML),
         causes=[_CAUSES[cause] for cause in report.causes],
-        num_cells_compared=report.routing.num_cells,
-        routed_otherwise=[
-            execution_pb2.RoutedOtherwise(cause=_ROUTING_CAUSES[cause], num_cells=num_cells)
-            for cause, num_cells in report.routing.otherwise.items()
-        ],
     )
 
 
@@ -282,8 +257,7 @@ def decode_execution_report(
 
     Raises:
         InvalidInput: a field is malformed, a rank, group or phase does not exist, a load or time is negative, a time is
-            not finite, or a report that names a plan also names causes of a fallback, or more cells are routed
-            otherwise than were compared.
+            not finite, or a report that names a plan also names causes of a fallback.
     """
     phase = next((each for each, number in _PHASES.items() if number == request.phase), None)
     if phase is None:
@@ -311,20 +285,4 @@ def decode_execution_report(
         applied=decode_plan_id(request.applied) if request.HasField("applied") else None,
         realised_load_ML=load_ML.astype(np.int64),
         causes=tuple(dict.fromkeys(_CAUSE_OF_NUMBER.get(each, Cause.UNSPECIFIED) for each in request.causes)),
-        routing=_decode_routing(request),
     )
-
-
-def _decode_routing(request: execution_pb2.ReportExecutionRequest) -> RoutingCheck:
-    otherwise: dict[RoutingCause, int] = {}
-    for each in request.routed_otherwise:
-        cause = _ROUTING_CAUSE_OF_NUMBER.get(each.cause, RoutingCause.UNSPECIFIED)
-        otherwise[cause] = otherwise.get(cause, 0) + each.num_cells
-    check = RoutingCheck(num_cells=request.num_cells_compared, otherwise=otherwise)
-    if check.num_otherwise > check.num_cells:
-        raise InvalidInput.of(
-            "routed_otherwise",
-            expected=f"at most {check.num_cells} cells, all that were compared",
-            got=check.num_otherwise,
-        )
-    return check

@@ -125,11 +125,6 @@ def _print_step(console: Console, step: dict[str, Any]) -> None:
         _print_prediction(console, plan["id"], plan["prediction"])
     for each in step["execution"]:
         _print_phase(console, each)
-        routing = each["routing"]
-        for cause, number in routing["otherwise"].items():
-            console.print(
-                f"  routed otherwise than planned in {number} of {routing['num_cells']} cells: {cause}", style="yellow"
-            )
         if each["missing"]:
             ranks = ", ".join(f"{group}/{rank}" for group, rank in each["missing"])
             console.print(f"  no report from EP group/rank {ranks}", style="yellow")
@@ -142,8 +137,6 @@ def _print_summary(console: Console, step: dict[str, Any]) -> None:
         _print_prediction(console, plan["id"], plan["prediction"])
     for each in step["phases"]:
         _print_phase(console, each)
-        if num_otherwise := each["routing"]["num_otherwise"]:
-            console.print(f"  routed otherwise than planned in {num_otherwise} cells", style="yellow")
         if each["num_reports"] < each["num_expected"]:
             console.print(f"  {each['num_expected'] - each['num_reports']} ranks did not report", style="yellow")
 

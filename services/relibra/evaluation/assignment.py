@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.planning.job import Cluster
-from relibra.planning.load import rank_loads
-from relibra.planning.plan import Basis, Plan
+from relibra.planning.load import StepLoad, rank_loads
+from relibra.planning.plan import Plan, Quotas
+from relibra.planning.split import split_step
 
 
 class Known(Enum):
@@ -44,15 +45,33 @@ class Assignment:
     of UltraEP's kernel."""
 
     @classmethod
-    def of_plan(cls, plan: Plan) -> "Assignment":
-        """Return the assignment that a plan makes. The shares of a forecast are the same for all sources."""
+    def of_plan(cls, plan: Plan, load: StepLoad) -> "Assignment":
+        """Return what ranks make of a plan where a step routes `load`, which need not be the load that it expects."""
+        return cls.of_replicas(load, plan.home_rank_LE, plan.replica_index_Y4, plan.cluster)
+
+    @classmethod
+    def of_replicas(
+        cls, load: StepLoad, home_LE: NDArray[np.int32], replica_index_Y4: NDArray[np.int32], cluster: Cluster
+    ) -> "Assignment":
+        """Return how ranks split `load` over the homes and replicas that there are."""
+        tokens_Y, crossing_Y = split_step(
+            load.load_MLE,
+            load.crossing_MLE(home_LE, cluster),
+            home_LE,
+            replica_index_Y4,
+            cluster.gpus_per_node,
+            cluster.num_ranks,
+        )
+        quotas = Quotas.of(load.load_MLE, home_LE, replica_index_Y4, tokens_Y)
+        crossing_Q = np.zeros(len(quotas.tokens_Q), dtype=np.int64)
+        crossing_Q[quotas.is_replica_Q] = crossing_Y[tokens_Y > 0]
         return cls(
-            home_LE=plan.home_rank_LE,
-            index_Q4=plan.quota_index_Q4,
-            tokens_Q=plan.quota_tokens_Q,
-            num_rows=plan.num_rows,
+            home_LE=home_LE,
+            index_Q4=quotas.index_Q4,
+            tokens_Q=quotas.tokens_Q,
+            num_rows=load.num_rows,
             maps_on_host=True,
-            crossing_Q=_crossing_Q(plan) if plan.prediction.basis is Basis.REPLAY else None,
+            crossing_Q=crossing_Q,
         )
 
     @property
@@ -107,18 +126,3 @@ def from_pieces(
         known=known,
         decision_us=decision_us,
     )
-
-
-def _crossing_Q(plan: Plan) -> NDArray[np.int64]:
-    """Return how many tokens of each replica come from ranks of other nodes, by the plan's shares; 0 for homes."""
-    size = plan.cluster.gpus_per_node
-    node_Y = plan.quota_index_Q4[plan.is_replica_Q, 3] // size
-    crossing_Q = np.zeros(len(plan.quota_tokens_Q), dtype=np.int64)
-    crossing_Y, begin = np.zeros(len(node_Y), dtype=np.int64), 0
-    for share_BR in plan.shares.blocks():
-        end = begin + len(share_BR)
-        crosses_BR = np.arange(plan.cluster.num_ranks) // size != node_Y[begin:end, None]
-        crossing_Y[begin:end] = (share_BR * crosses_BR).sum(axis=1)
-        begin = end
-    crossing_Q[plan.is_replica_Q] = crossing_Y
-    return crossing_Q

@@ -126,7 +126,7 @@ def _planned(situation: Situation, cluster: Cluster) -> Decision:
         lambda: solve(load, schedule, model, cluster, params, previous_LE, num_threads=num_threads)
     )
     return Decision(
-        assignment=Assignment.of_plan(plan), load=load, previous_home_LE=previous_LE, decide_time_s=decide_time_s
+        assignment=Assignment.of_plan(plan, load), load=load, previous_home_LE=previous_LE, decide_time_s=decide_time_s
     )
 
 
@@ -152,7 +152,7 @@ def _relibra_packed(situation: Situation) -> Decision:
 
     (plan, load), decide_time_s = _timed(plan_packed)
     return Decision(
-        assignment=Assignment.of_plan(plan), load=load, previous_home_LE=previous_LE, decide_time_s=decide_time_s
+        assignment=Assignment.of_plan(plan, load), load=load, previous_home_LE=previous_LE, decide_time_s=decide_time_s
     )
 
 
@@ -162,17 +162,10 @@ def _replicate_only(situation: Situation) -> Decision:
     params = situation.params.counting_copies(situation.model, cluster)
     price = price_replicas(params, load_MLE, situation.model, cluster)
     traffic = Traffic.of(situation.workload.load, cluster, params)
-    (quotas, _), decide_time_s = _timed(
+    (index_Y4, _), decide_time_s = _timed(
         lambda: replicate(load_MLE, home_LE, cluster, price, situation.num_threads, traffic=traffic)
     )
-    assignment = Assignment(
-        home_LE=home_LE,
-        index_Q4=quotas.index_Q4,
-        tokens_Q=quotas.tokens_Q,
-        num_rows=len(situation.load_MLE),
-        crossing_Q=quotas.crossing_Q,
-        maps_on_host=True,
-    )
+    assignment = Assignment.of_replicas(situation.workload.load, home_LE, index_Y4, cluster)
     return Decision(
         assignment=assignment, load=situation.workload.load, previous_home_LE=home_LE, decide_time_s=decide_time_s
     )

@@ -4,8 +4,9 @@ In:   `StepLoad` (token copies per micro-batch, layer, source rank and expert), 
       `PlanParams`, and the previous placement.
 Out:  a `Plan` that passes `check_plan`, with its lower bound and a sentence of reason.
 
-    load -> prices, traffic -> placement -> replicas -> bounds -> summary -> plan     `solve` runs them in this order
-                                            shares                                    computed when the plan is read
+    load -> prices, traffic -> placement -> replicas -> split -> bounds -> summary -> plan     `solve`, in this order
+
+    split                tokens over the copies that exist: what ranks do at run time, and what a plan expects of them
 
     expected.loads       before `solve`, where loads are not known: estimates them
     expected.replicas    in `solve`, where loads come from previous steps: chooses replicas in place of `replicas`
@@ -14,19 +15,17 @@ Out:  a `Plan` that passes `check_plan`, with its lower bound and a sentence of 
     bounds, check        how good and how valid a plan is
 
 Importing this package needs numpy alone, and so do the modules outside its wings except `solve`, `traffic` and `jit`:
-the trainer takes `plan`, `rank_plan`, `check`, `job`, `shares` and `execution` from it, and has no numba.
+the trainer takes `plan`, `step_plan`, `check`, `job`, `split` and `execution` from it, and needs no numba.
 """
 
-from relibra.planning.check import check_placement, check_plan, check_rank_plan
+from relibra.planning.check import check_placement, check_plan, check_step_plan
 from relibra.planning.cost import CostModel
 from relibra.planning.execution import Cause, ExecutionReport, Phase
 from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import StepLoad, imbalance
 from relibra.planning.plan import Plan
-from relibra.planning.rank_plan import PlanId, RankPlan
-from relibra.planning.routing_check import RoutingCause, RoutingCheck
 from relibra.planning.schedule import Freedom, Schedule
-from relibra.planning.shares import SourceShares
+from relibra.planning.step_plan import PlanId, StepPlan
 
 __all__ = [
     "Cause",
@@ -39,14 +38,11 @@ __all__ = [
     "Plan",
     "PlanId",
     "PlanParams",
-    "RankPlan",
-    "RoutingCause",
-    "RoutingCheck",
     "Schedule",
-    "SourceShares",
     "StepLoad",
+    "StepPlan",
     "check_placement",
     "check_plan",
-    "check_rank_plan",
+    "check_step_plan",
     "imbalance",
 ]

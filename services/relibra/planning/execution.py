@@ -7,7 +7,7 @@ M micro-batches of the rank's EP group, L layers.
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.planning.job import Cluster
-from relibra.planning.rank_plan import PlanId
-from relibra.planning.routing_check import RoutingCheck
+from relibra.planning.step_plan import PlanId
 
 _MAX_REASONS = 3
 
@@ -68,9 +67,6 @@ class PhaseFigures:
     """How long the phase took, without the wait for the plan and the reorder; the longest."""
     num_processes: int = 1
     """Processes, each on a GPU of its own: pipeline stages x parts of each expert, summed over ranks."""
-    routing: RoutingCheck = field(default_factory=RoutingCheck)
-    """The routing of the tokens of these ranks, compared with what the plan was made for. A cell counts once for every
-    rank."""
 
     @property
     def waited_s(self) -> float:
@@ -84,9 +80,8 @@ class PhaseFigures:
         added: dict[str, Any] = {
             each.name: (max if each.name.endswith("_s") else sum)(getattr(part, each.name) for part in parts)
             for each in fields(PhaseFigures)
-            if each.name != "routing"
         }
-        return PhaseFigures(**added, routing=RoutingCheck.total(part.routing for part in parts))
+        return PhaseFigures(**added)
 
     def figures(self) -> dict[str, Any]:
         """Return the fields of this class, also of an object of a derived class, by name."""

@@ -90,6 +90,13 @@ class StepLoad:
             load_RLE[self.source_rank_S[sequence]] += self.counts_SLE[sequence].astype(np.int64, copy=False)
         return load_RLE
 
+    def crossing_MLE(self, home_LE: NDArray[np.int32], cluster: Cluster) -> NDArray[np.int64]:
+        """Return the token copies of every cell that come from other nodes than that of their expert."""
+        crossing_MLE, node_LE = np.zeros_like(self.load_MLE), home_LE // cluster.gpus_per_node
+        for counts_LE, row, rank in zip(self.counts_SLE, self.row_S, self.source_rank_S, strict=True):
+            crossing_MLE[row] += np.where(node_LE == rank // cluster.gpus_per_node, 0, counts_LE).astype(np.int64)
+        return crossing_MLE
+
 
 def rank_loads(
     quota_index_Q4: NDArray[np.int32],

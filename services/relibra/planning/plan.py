@@ -1,6 +1,9 @@
-"""The plan of a step: where every expert lives, how many of its tokens each rank computes, and what that promises.
+"""The plan of a step: where every expert lives, which of them have replicas in each cell, and what that promises.
 
-M rows, L layers, E experts, R EP ranks, Q quotas.
+A plan does not say which tokens go where. Every rank computes that from the tokens that really come (`split`), and the
+token counts here are what the planner expects.
+
+M rows, L layers, E experts, R EP ranks, Y replicas, Q quotas.
 """
 
 import hashlib
@@ -13,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.planning.job import Cluster, Model, PlanParams
-from relibra.planning.load import rank_loads
+from relibra.planning.load import home_loads
 from relibra.planning.schedule import Schedule
-from relibra.planning.shares import SourceShares
 
 
 class Basis(StrEnum):
@@ -83,6 +85,55 @@ class Prediction:
         return {key: value for key, value in numbers.items() if key not in left_out}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quotas:
+    """How many tokens of every expert each rank computes.
+
+    Ranks that compute no token of an expert have no line, its home included if replicas take all its tokens.
+    """
+
+    index_Q4: NDArray[np.int32]
+    """(row, layer, expert, rank), sorted and unique."""
+    tokens_Q: NDArray[np.int64]
+    """At least 1 each."""
+    is_replica_Q: NDArray[np.bool_]
+    """Whether the rank is not the expert's home."""
+
+    @classmethod
+    def of(
+        cls,
+        load_MLE: NDArray[np.int64],
+        home_LE: NDArray[np.int32],
+        replica_index_Y4: NDArray[np.int32],
+        replica_tokens_Y: NDArray[np.int64],
+    ) -> "Quotas":
+        """Return the quotas of replicas with these tokens, and of the homes, which compute the rest."""
+        rest_MLE = load_MLE.copy()
+        np.subtract.at(rest_MLE, tuple(replica_index_Y4[:, :3].T), replica_tokens_Y)
+        row_X, layer_X, expert_X = np.nonzero(rest_MLE)
+        home_X4 = np.stack([row_X, layer_X, expert_X, home_LE[layer_X, expert_X]], axis=1).astype(np.int32)
+        is_used_Y = replica_tokens_Y > 0
+        index_Q4 = np.concatenate([home_X4, replica_index_Y4[is_used_Y]])
+        tokens_Q = np.concatenate([rest_MLE[row_X, layer_X, expert_X], replica_tokens_Y[is_used_Y]])
+        order_Q = np.lexsort(index_Q4.T[::-1])
+        return cls(index_Q4=index_Q4[order_Q], tokens_Q=tokens_Q[order_Q], is_replica_Q=(order_Q >= len(home_X4)))
+
+
+def replicated_loads(
+    load_MLE: NDArray[np.int64],
+    home_LE: NDArray[np.int32],
+    replica_index_Y4: NDArray[np.int32],
+    replica_tokens_Y: NDArray[np.int64],
+    num_ranks: int,
+) -> NDArray[np.int64]:
+    """Return the token copies that each rank computes where replicas take these tokens, int64 `[M, L, R]`."""
+    loads_MLR = home_loads(load_MLE, home_LE, num_ranks)
+    row_Y, layer_Y, expert_Y, rank_Y = replica_index_Y4.T
+    np.add.at(loads_MLR, (row_Y, layer_Y, rank_Y), replica_tokens_Y)
+    np.subtract.at(loads_MLR, (row_Y, layer_Y, home_LE[layer_Y, expert_Y]), replica_tokens_Y)
+    return loads_MLR
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """The immutable plan of one step."""
@@ -92,13 +143,12 @@ class Plan:
     params: PlanParams
     schedule: Schedule
     home_rank_LE: NDArray[np.int32]
-    quota_index_Q4: NDArray[np.int32]
-    """(row, layer, expert, rank) of every quota, sorted and unique. Every expert with load in a cell has at least one
-    quota, and its home has one unless replicas take over all of its tokens."""
-    quota_tokens_Q: NDArray[np.int64]
-    """Token copies of the expert that the rank computes."""
-    shares: SourceShares
-    """From which source ranks the tokens of replicas come: token counts, or fractions in a forecast."""
+    replica_index_Y4: NDArray[np.int32]
+    """(row, layer, expert, rank) of every replica, sorted and unique; on the node of the expert's home, never on it."""
+    load_MLE: NDArray[np.int64]
+    """The token copies of every cell that the plan was made for."""
+    replica_tokens_Y: NDArray[np.int64]
+    """How many of them each replica computes (`split_step`); the homes compute the rest."""
     lower_bound_ML: NDArray[np.float64]
     """A lower bound on the slowest rank's tokens in every cell, for any plan with this placement and these slots."""
     prediction: Prediction
@@ -113,22 +163,16 @@ class Plan:
         return self.schedule.num_rows(self.cluster)
 
     @cached_property
-    def is_replica_Q(self) -> NDArray[np.bool_]:
-        """Which quotas belong to replicas: their rank is not the expert's home."""
-        _, layer_Q, expert_Q, rank_Q = self.quota_index_Q4.T
-        is_replica: NDArray[np.bool_] = self.home_rank_LE[layer_Q, expert_Q] != rank_Q
-        return is_replica
-
-    @cached_property
     def rank_loads_MLR(self) -> NDArray[np.int64]:
         """Token copies that each rank computes in every cell."""
-        return rank_loads(
-            self.quota_index_Q4,
-            self.quota_tokens_Q,
-            self.num_rows,
-            self.model.num_layers,
-            self.cluster.num_ranks,
+        return replicated_loads(
+            self.load_MLE, self.home_rank_LE, self.replica_index_Y4, self.replica_tokens_Y, self.cluster.num_ranks
         )
+
+    @cached_property
+    def quotas(self) -> Quotas:
+        """The token copies of every expert by rank, homes and replicas together."""
+        return Quotas.of(self.load_MLE, self.home_rank_LE, self.replica_index_Y4, self.replica_tokens_Y)
 
     @cached_property
     def meta(self) -> str:
@@ -150,21 +194,16 @@ class Plan:
     def digest(self) -> bytes:
         """SHA-256 of the content. Equal plans have equal digests on any host (S8)."""
         digest = hashlib.sha256(self.meta.encode())
-        for name, array in self.arrays().items():
-            digest.update(f"{name}{array.dtype.str}{array.shape}".encode())
+        for array in (
+            self.home_rank_LE,
+            self.schedule.micro_batch_S,
+            self.schedule.source_rank_S,
+            self.schedule.ep_group_S,
+            self.replica_index_Y4,
+            self.load_MLE,
+            self.replica_tokens_Y,
+            self.lower_bound_ML,
+        ):
+            digest.update(f"{array.dtype.str}{array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
-        for block_BR in self.shares.blocks():
-            digest.update(np.ascontiguousarray(block_BR).data)
         return digest.digest()
-
-    def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """Return the arrays except the shares, under their names in the plan file and in file order."""
-        return {
-            "home_rank": self.home_rank_LE,
-            "micro_batch": self.schedule.micro_batch_S,
-            "source_rank": self.schedule.source_rank_S,
-            "ep_group": self.schedule.ep_group_S,
-            "quota_index": self.quota_index_Q4,
-            "quota_tokens": self.quota_tokens_Q,
-            "lower_bound": self.lower_bound_ML,
-        }

@@ -6,14 +6,12 @@ Its keys are:
 - `micro_batch`, `source_rank`, `ep_group`, int32 `[S]`: the schedule that was planned for.
 - `quota_index`, int32 `[Q, 4]`: (row, layer, expert, rank) of every quota.
 - `quota_tokens`, int64 `[Q]`: the tokens of every quota.
-- `replica_share`, int32 `[Y, R]`: for every quota whose rank is not the expert's home, the tokens from each source
-  rank. In a forecast, the fraction of each source rank's tokens instead, in units of 2**-15.
 - `lower_bound`, float64 `[M, L]`: tokens of the slowest rank that no plan with this placement goes below.
 - `repacked`: true, and present only where relibra chose the schedule.
 - `meta`: JSON text with model, cluster, params, prediction, reason, and the digest in hexadecimal. The prediction has
   a `basis` only in a forecast.
 
-S sequences, M rows, L layers, E experts, R EP ranks, Q quotas, Y replicas.
+S sequences, M rows, L layers, E experts, Q quotas.
 """
 
 import json
@@ -37,9 +35,18 @@ def plan_chunks(plan: Plan, digest: bytes) -> Iterator[bytes]:
 
     Args:
         plan: the plan to write.
-        digest: its digest. Computing it takes reading all shares once more, so a caller that knows it passes it.
+        digest: its digest, which a caller may know.
     """
-    arrays: dict[str, NDArray[np.generic]] = plan.arrays()
+    schedule = plan.schedule
+    arrays: dict[str, NDArray[np.generic]] = {
+        "home_rank": plan.home_rank_LE,
+        "micro_batch": schedule.micro_batch_S,
+        "source_rank": schedule.source_rank_S,
+        "ep_group": schedule.ep_group_S,
+        "quota_index": plan.quotas.index_Q4,
+        "quota_tokens": plan.quotas.tokens_Q,
+        "lower_bound": plan.lower_bound_ML,
+    }
     if plan.repacked:
         arrays["repacked"] = np.array(True)
     arrays["meta"] = np.array(json.dumps(json.loads(plan.meta) | {"digest": digest.hex()}, sort_keys=True))
@@ -51,12 +58,6 @@ def plan_chunks(plan: Plan, digest: bytes) -> Iterator[bytes]:
             with file.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)
             yield sink.take()
-        with file.open("replica_share.npy", "w", force_zip64=True) as member:
-            shape = (int(plan.is_replica_Q.sum()), plan.cluster.num_ranks)
-            np.lib.format.write_array_header_1_0(member, {"descr": "<i4", "fortran_order": False, "shape": shape})
-            for block_BR in plan.shares.blocks():
-                member.write(np.ascontiguousarray(block_BR, dtype="<i4").data)
-                yield sink.take()
     yield sink.take()
 
 

@@ -21,9 +21,8 @@ from relibra.planning.plan import Basis, Plan
 from relibra.planning.prices import price_moves, price_replicas
 from relibra.planning.replicas.layer_replicas import KnownReplicas
 from relibra.planning.replicas.replicate import replicate
-from relibra.planning.replicas.split import split
 from relibra.planning.schedule import Packing, Schedule
-from relibra.planning.shares import fraction_shares
+from relibra.planning.split import split_step
 from relibra.planning.summary import predict, sentence
 from relibra.planning.traffic import Traffic
 
@@ -50,8 +49,8 @@ def solve(
         previous_home_LE: the current placement; defaults to the identity placement.
         packing: the result of `pack`, if it chose the schedule; the search starts from its placement.
         num_threads: threads that plan layers; the plan is the same for any number.
-        basis: what the load is based on. The shares of a forecast are fractions. A forecast from previous steps is also
-            hedged: it gives up some balance of the expected load for balance of the loads that may come instead.
+        basis: what the load is based on. A forecast from previous steps is hedged: it gives up some balance of the
+            expected load for balance of the loads that may come instead.
 
     Returns:
         A plan that passes `check_plan` with this load. Unless it is hedged, its slowest ranks have at most the tokens
@@ -74,7 +73,7 @@ def solve(
 
     start_LE = previous_LE if packing is None else packing.home_LE
     price, hysteresis = price_replicas(params, load_MLE, model, cluster), price_moves(params, model, cluster)
-    traffic = Traffic.of(load, cluster, params, picks_sources=basis is Basis.REPLAY)
+    traffic = Traffic.of(load, cluster, params)
     known = KnownReplicas()
     home_LE, why_reordered = reorder(
         load_MLE, start_LE, identity_LE, cluster, price, params.seed, num_threads, hysteresis, traffic, known
@@ -82,18 +81,22 @@ def solve(
     if packing is not None:
         why_reordered = f"sequences are packed for a placement that moves {(home_LE != previous_LE).sum()} experts"
     choose = hedge_layer if basis is Basis.PREVIOUS_STEPS else None
-    quotas, why_replicated = replicate(load_MLE, home_LE, cluster, price, num_threads, choose, traffic, known)
-    if basis is Basis.REPLAY:
-        shares = split(load, quotas, home_LE, cluster.gpus_per_node)
-    else:
-        shares = fraction_shares(quotas.index_Q4, quotas.tokens_Q, home_LE, cluster.num_ranks)
+    index_Y4, why_replicated = replicate(load_MLE, home_LE, cluster, price, num_threads, choose, traffic, known)
+    crossing_MLE = np.zeros_like(load_MLE) if traffic is None else traffic.crossing_MLE(home_LE)
+    while True:
+        tokens_Y, crossing_Y = split_step(
+            load_MLE, crossing_MLE, home_LE, index_Y4, cluster.gpus_per_node, cluster.num_ranks
+        )
+        if (tokens_Y > 0).all():
+            break
+        index_Y4 = index_Y4[tokens_Y > 0]  # the split of this load has no use for them
     bound_ML, floor_L = lower_bound_ML(load_MLE, home_LE, cluster), step_bound_L(load_MLE, cluster)
     prediction = predict(
         load_MLE,
         home_LE,
         previous_LE,
-        quotas.index_Q4,
-        quotas.tokens_Q,
+        index_Y4,
+        tokens_Y,
         bound_ML,
         floor_L,
         model,
@@ -104,9 +107,10 @@ def solve(
         time = modelled_time(
             load_MLE,
             home_LE,
-            quotas.index_Q4,
-            quotas.tokens_Q,
-            quotas.crossing_Q,
+            index_Y4,
+            tokens_Y,
+            crossing_MLE,
+            crossing_Y,
             bound_ML,
             floor_L,
             cluster,
@@ -123,9 +127,9 @@ def solve(
         params=given,
         schedule=schedule,
         home_rank_LE=home_LE,
-        quota_index_Q4=quotas.index_Q4,
-        quota_tokens_Q=quotas.tokens_Q,
-        shares=shares,
+        replica_index_Y4=index_Y4,
+        load_MLE=load_MLE,
+        replica_tokens_Y=tokens_Y,
         lower_bound_ML=bound_ML,
         prediction=prediction,
         reason=sentence(prediction, [why_reordered, why_replicated]),

@@ -1,6 +1,6 @@
 """A plan summed up: what it promises in numbers and in one sentence, and its totals over all rows.
 
-M rows, L layers, E experts, R EP ranks, Q quotas.
+M rows, L layers, E experts, R EP ranks, Y replicas.
 """
 
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.planning.job import Cluster, Model
-from relibra.planning.load import home_loads, imbalance, rank_loads
-from relibra.planning.plan import Basis, Plan, Prediction
+from relibra.planning.load import home_loads, imbalance
+from relibra.planning.plan import Basis, Plan, Prediction, replicated_loads
 
 
 def predict(
     load_MLE: NDArray[np.int64],
     home_LE: NDArray[np.int32],
     previous_LE: NDArray[np.int32],
-    quota_index_Q4: NDArray[np.int32],
-    quota_tokens_Q: NDArray[np.int64],
+    replica_index_Y4: NDArray[np.int32],
+    replica_tokens_Y: NDArray[np.int64],
     bound_ML: NDArray[np.float64],
     floor_L: NDArray[np.int64],
     model: Model,
@@ -31,8 +31,8 @@ def predict(
         load_MLE: the loads that it was made for.
         home_LE: its placement.
         previous_LE: the placement experts are in before the step.
-        quota_index_Q4: its quotas, as in `Plan`.
-        quota_tokens_Q: their tokens.
+        replica_index_Y4: its replicas, as in `Plan`.
+        replica_tokens_Y: their tokens.
         bound_ML: tokens of the slowest rank that no plan with this placement goes below.
         floor_L: tokens of the slowest rank, summed over rows, that no plan of any placement goes below.
         model: the MoE layers.
@@ -42,12 +42,10 @@ def predict(
     Returns:
         The prediction without times; its bytes are summed over all EP groups, and None where the model gives no sizes.
     """
-    num_rows, num_layers, _ = load_MLE.shape
-    loads_MLR = rank_loads(quota_index_Q4, quota_tokens_Q, num_rows, num_layers, cluster.num_ranks)
+    loads_MLR = replicated_loads(load_MLE, home_LE, replica_index_Y4, replica_tokens_Y, cluster.num_ranks)
     identity_MLR = home_loads(load_MLE, cluster.identity_placement(model), cluster.num_ranks)
     total = int(load_MLE.sum())
-    _, layer_Q, expert_Q, rank_Q = quota_index_Q4.T
-    num_replicas = int((home_LE[layer_Q, expert_Q] != rank_Q).sum())
+    num_replicas = len(replica_index_Y4)
     num_moved = int((home_LE != previous_LE).sum())
     return Prediction(
         imbalance_before=imbalance(identity_MLR),
@@ -97,18 +95,15 @@ class PlanTotals:
     @classmethod
     def of(cls, plan: Plan) -> "PlanTotals":
         """Sum a plan over its rows."""
-        num_layers, num_experts = plan.home_rank_LE.shape
-        num_ranks = plan.cluster.num_ranks
-        _, layer_Q, expert_Q, rank_Q = plan.quota_index_Q4.T.astype(np.int64)
-        expert_of_Q, rank_of_Q = layer_Q * num_experts + expert_Q, layer_Q * num_ranks + rank_Q
-        shape_LE, shape_LR = (num_layers, num_experts), (num_layers, num_ranks)
-        load_LE = _sum(expert_of_Q, plan.quota_tokens_Q, shape_LE)
+        load_LE = plan.load_MLE.sum(axis=0)
+        num_replicas_LE = np.zeros(load_LE.shape, dtype=np.int64)
+        np.add.at(num_replicas_LE, tuple(plan.replica_index_Y4[:, 1:3].T), 1)
         return cls(
             home_rank_LE=plan.home_rank_LE,
             load_LE=load_LE,
-            num_replicas_LE=_sum(expert_of_Q, plan.is_replica_Q, shape_LE),
-            before_LR=load_LE.reshape(num_layers, num_ranks, -1).sum(axis=-1),
-            after_LR=_sum(rank_of_Q, plan.quota_tokens_Q, shape_LR),
+            num_replicas_LE=num_replicas_LE,
+            before_LR=load_LE.reshape(len(load_LE), plan.cluster.num_ranks, -1).sum(axis=-1),
+            after_LR=plan.rank_loads_MLR.sum(axis=0),
         )
 
     def most_replicated(self, limit: int) -> list[tuple[int, int]]:
@@ -116,10 +111,3 @@ class PlanTotals:
         order = np.argsort(-self.num_replicas_LE.ravel().astype(np.int64), kind="stable")[:limit]
         num_experts = self.num_replicas_LE.shape[1]
         return [divmod(int(each), num_experts) for each in order if self.num_replicas_LE.flat[each]]
-
-
-def _sum(
-    index_Q: NDArray[np.int64], weight_Q: NDArray[np.int64] | NDArray[np.bool_], shape: tuple[int, int]
-) -> NDArray[np.int64]:
-    # Sums in float64 are exact: they stay far below 2**53.
-    return np.bincount(index_Q, weights=weight_Q, minlength=shape[0] * shape[1]).astype(np.int64).reshape(shape)

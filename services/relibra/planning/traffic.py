@@ -9,9 +9,6 @@ enters the adapter of the rank that computes it. Dispatchers that send a token o
 directions. Both directions work at the same time, so the busier one counts. Links inside a node are several times as
 fast as adapters, and are not counted.
 
-A plan from replay picks which tokens of an expert go to its replicas in an all-to-all: those that cross, or local ones
-(`replicas/split.py` keeps to it). In a forecast every copy gets the same part of every source's tokens.
-
 Where the cost model does not say how large a token is, and where there is only one node, dispatch is free and only
 tokens of slowest ranks count.
 
@@ -77,8 +74,6 @@ class LayerTraffic:
     """The price of a copy at the busiest adapter, in units of 2**-10 tokens, above 0."""
     by_rank: bool
     """Whether each rank receives its own copies. Otherwise the ranks of a node share what enters it."""
-    picks_sources: bool = True
-    """Whether a plan picks which source ranks a replica's tokens come from. In a forecast, all give the same part."""
 
     def of_nodes(self) -> GroupTraffic:
         """Return the traffic where groups are nodes."""
@@ -123,12 +118,11 @@ class Traffic:
     num_nodes: int
     price: int
     by_rank: bool
-    picks_sources: bool
     node_S: NDArray[np.int64]
     _kept: dict[int, LayerTraffic] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, load: StepLoad, cluster: Cluster, params: PlanParams, picks_sources: bool = True) -> "Traffic | None":
+    def of(cls, load: StepLoad, cluster: Cluster, params: PlanParams) -> "Traffic | None":
         """Return the traffic of a step, or None where there is only one node or dispatch is free."""
         cost = params.cost
         if cost is None or not dispatch_costs_time(cluster, params):
@@ -142,7 +136,6 @@ class Traffic:
             num_nodes=cluster.num_nodes,
             price=price,
             by_rank=not cost.sends_once_per_node,
-            picks_sources=picks_sources,
             node_S=load.source_rank_S.astype(np.int64) // cluster.gpus_per_node,
         )
 
@@ -155,6 +148,14 @@ class Traffic:
             self._kept[layer] = found
         return self._kept[layer]
 
+    def crossing_MLE(self, home_LE: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Return the copies of every cell that come from other nodes than that of their expert."""
+        crossing_MLE = np.empty_like(self.load.load_MLE)
+        node_LE = home_LE // (self.load.num_ranks // self.num_nodes)
+        for layer, node_E in enumerate(node_LE):
+            crossing_MLE[:, layer] = self.layer(layer).crossing_ME(self.load.load_MLE[:, layer], node_E)
+        return crossing_MLE
+
     def _sum_layer(self, layer: int) -> LayerTraffic:
         counts_SE = self.load.counts_SLE[:, layer]
         # Compiled for two types of counts, and not for every width that a job's counts may have.
@@ -163,7 +164,6 @@ class Traffic:
             local_NEM=_sum_by_source(counts_SE, self.node_S, self.load.row_S, self.num_nodes, self.load.num_rows),
             price=self.price,
             by_rank=self.by_rank,
-            picks_sources=self.picks_sources,
         )
 
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from relibra.planning import Cause, Cluster
 from relibra.planning.execution import Execution
 from relibra.planning.plan import Basis, Prediction
-from relibra.planning.routing_check import RoutingCause
 from relibra.status.balance import describe_fallbacks
-from relibra.status.health import describe_excess, describe_missing_ranks, describe_routing
+from relibra.status.health import describe_excess, describe_missing_ranks
 from relibra.store import StepRecord, StepState
 
 _ADVICE = {
@@ -22,20 +21,6 @@ _ADVICE = {
     Cause.UNDONE: "moving experts failed and every move was undone: the log of the named rank has the error",
     Cause.OTHER_LAUNCH: "another launch trains under the same job id: stop one of them, or give it another job id",
     Cause.UNSPECIFIED: "agents of another version of relibra do not name a cause: read the reasons in their reports",
-}
-_ROUTING_ADVICE = {
-    RoutingCause.NO_REPLAY: (
-        "tokens went to other experts in whole cells: is routing replay on in the trainer, in this phase too? If the "
-        "trainer does not replay, submit the schedule with basis `rollout`"
-    ),
-    RoutingCause.FILLERS: (
-        "few tokens differ in every cell: compare the routes of last tokens and padding in the trainer with those that "
-        "were reported. A router that decides almost as the rollout did looks the same"
-    ),
-    RoutingCause.MICRO_BATCHES: (
-        "whole micro-batches have the tokens of others: compare their order and content with the submitted schedule"
-    ),
-    RoutingCause.UNSPECIFIED: "agents of another version of relibra name a cause that this version does not know",
 }
 _CLOSE = 1.01
 
@@ -138,9 +123,6 @@ def _execution(step: StepRecord, executed: Sequence[Execution], *, is_over: bool
             )
         if text := describe_missing_ranks(execution) or describe_excess(execution, step):
             sentences.append(f"{text}.")
-        if text := describe_routing(execution):
-            advice = (f"{cause}: {_ROUTING_ADVICE[cause]}." for cause in execution.routing.otherwise)
-            sentences += [f"{text[0].upper()}{text[1:]}.", *advice]
         if not execution.num_fallbacks and not execution.missing:
             realised = "" if execution.imbalance is None else f"; imbalance was {execution.imbalance:.3f}"
             sentences.append(

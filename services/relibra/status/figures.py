@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from relibra.errors import NotFound
 from relibra.planning import Cluster, Plan
-from relibra.planning.load import rank_loads
+from relibra.planning.load import home_loads
 from relibra.planning.summary import PlanTotals
 
 
@@ -28,13 +28,7 @@ class PlanFigures:
     def before_MLR(self) -> NDArray[np.int64]:
         """The tokens of every rank under the identity placement."""
         plan = self.plan
-        row_Q, layer_Q, expert_Q, _ = plan.quota_index_Q4.T
-        identity_Q4 = np.stack(
-            [row_Q, layer_Q, expert_Q, expert_Q // plan.cluster.experts_per_rank(plan.model)], axis=1
-        )
-        return rank_loads(
-            identity_Q4, plan.quota_tokens_Q, plan.num_rows, plan.model.num_layers, plan.cluster.num_ranks
-        )
+        return home_loads(plan.load_MLE, plan.cluster.identity_placement(plan.model), plan.cluster.num_ranks)
 
     @property
     def after_MLR(self) -> NDArray[np.int64]:
@@ -42,20 +36,10 @@ class PlanFigures:
         return self.plan.rank_loads_MLR
 
     @cached_property
-    def _first_quota_C(self) -> NDArray[np.int64]:
-        """The index of the first quota of each cell, then the number of quotas; int64 `[M * L + 1]`."""
-        row_Q, layer_Q, _, _ = self.plan.quota_index_Q4.T
-        num_layers = self.plan.model.num_layers
-        cell_Q = row_Q.astype(np.int64) * num_layers + layer_Q
-        return np.searchsorted(cell_Q, np.arange(self.plan.num_rows * num_layers + 1))
-
-    @cached_property
     def num_replicas_ML(self) -> NDArray[np.int64]:
         """The number of replicas in every cell."""
-        running_Q = np.concatenate([[0], np.cumsum(self.plan.is_replica_Q)])
-        num_replicas_ML: NDArray[np.int64] = np.diff(running_Q[self._first_quota_C]).reshape(
-            self.plan.num_rows, self.plan.model.num_layers
-        )
+        num_replicas_ML = np.zeros((self.plan.num_rows, self.plan.model.num_layers), dtype=np.int64)
+        np.add.at(num_replicas_ML, tuple(self.plan.replica_index_Y4[:, :2].T), 1)
         return num_replicas_ML
 
     @property
@@ -88,9 +72,9 @@ class PlanFigures:
         """
         check_index("row", row, self.plan.num_rows)
         check_index("layer", layer, self.plan.model.num_layers)
-        cell = row * self.plan.model.num_layers + layer
-        quotas = slice(*self._first_quota_C[cell : cell + 2])
-        return self.plan.quota_index_Q4[quotas, 2:], self.plan.quota_tokens_Q[quotas]
+        quotas = self.plan.quotas
+        is_here_Q = (quotas.index_Q4[:, :2] == (row, layer)).all(axis=1)
+        return quotas.index_Q4[is_here_Q, 2:], quotas.tokens_Q[is_here_Q]
 
 
 def slowest_ranks(totals: PlanTotals) -> list[tuple[int, float, int, float]]:

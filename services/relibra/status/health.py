@@ -85,7 +85,7 @@ def judge_health(
         return JobHealth(verdict=JobState.ATTENTION, reason=_with_share(reason, balance))
     if executed_step is not None:
         for execution in executed:
-            trouble = describe_missing_ranks(execution) or describe_routing(execution)
+            trouble = describe_missing_ranks(execution)
             if trouble := trouble or describe_excess(execution, executed_step):
                 reason = _with_share(f"step {executed_step.step}: {trouble}", balance)
                 return JobHealth(verdict=JobState.ATTENTION, reason=reason)
@@ -176,18 +176,6 @@ def describe_missing_ranks(execution: Execution) -> str | None:
     return (
         f"{execution.num_reports} of {execution.num_expected} ranks reported phase {execution.phase}; "
         f"missing: {named}{rest}"
-    )
-
-
-def describe_routing(execution: Execution) -> str | None:
-    """Return in how many cells routing differs from the plan, and the likely causes, or None if it is as planned."""
-    routing = execution.routing
-    if not routing.num_otherwise:
-        return None
-    causes = ", ".join(f"{number} {cause}" for cause, number in routing.otherwise.items())
-    return (
-        f"routing differs from what was planned in {routing.num_otherwise} of {routing.num_cells} cells in phase "
-        f"{execution.phase} (likely cause: {causes})"
     )
 
 

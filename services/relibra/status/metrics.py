@@ -10,7 +10,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from relibra.planning import Cause
-from relibra.planning.routing_check import RoutingCause
 from relibra.status.access import Viewer
 from relibra.status.balance import NUM_JUDGED, Obstacle
 from relibra.status.context import Context
@@ -195,10 +194,6 @@ class _Collector:
         fallbacks = _gauge(
             "fallback_ranks", "Ranks that kept the previous placement, under each of their causes.", *labels, "cause"
         )
-        otherwise = _gauge(
-            "routed_otherwise_cells", "Cells whose routing differs from the plan, by likely cause.", *labels, "cause"
-        )
-        compared = _gauge("compared_cells", "Cells whose routing was compared with the plan.", *labels)
         damaged = _gauge("damaged_steps", "Newest steps with a report that is not the one that was stored.", "job_id")
         measured = {
             figure.metric: _gauge(figure.metric, _MEASURED[figure.metric], *labels, *(["kind"] if figure.label else []))
@@ -215,14 +210,11 @@ class _Collector:
                 missing.add_metric(names, len(execution.missing))
                 for cause in Cause:
                     fallbacks.add_metric([*names, cause], execution.fallbacks.get(cause, 0))
-                for likely in RoutingCause:
-                    otherwise.add_metric([*names, likely], execution.routing.otherwise.get(likely, 0))
-                compared.add_metric(names, execution.routing.num_cells)
                 for figure in PHASE_FIGURES:
                     value = getattr(execution, figure.field)
                     if figure.metric and value is not None:
                         measured[figure.metric].add_metric([*names, *([figure.label] if figure.label else [])], value)
-        yield from (step, missing, fallbacks, otherwise, compared, damaged, *measured.values())
+        yield from (step, missing, fallbacks, damaged, *measured.values())
 
 
 _MEASURED = {

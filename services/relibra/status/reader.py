@@ -129,7 +129,7 @@ class Reader:
 
     async def _sum_up(self, job: JobRecord, record: PlanRecord) -> PlanTotals:
         # Not through the cache: a request for many steps would push out the plans that pages show.
-        return await self.off_loop(PlanTotals.of, await self.plan(job, record, with_shares=False))
+        return await self.off_loop(PlanTotals.of, await self.plan(job, record))
 
     async def find_executions(self, job: JobRecord, step: int) -> list[Execution]:
         """Return what the ranks did in a step, by phase.
@@ -228,19 +228,19 @@ class Reader:
             for attempt, span, num_planned in zip(attempts, spans, planned, strict=True)
         ]
 
-    async def plan(self, job: JobRecord, record: PlanRecord, *, with_shares: bool = True) -> Plan:
+    async def plan(self, job: JobRecord, record: PlanRecord) -> Plan:
         """Read a plan from the store and return it.
 
         Raises:
             NotFound: the job was re-created in the meantime.
         """
-        plan = await self.store.get_plan(job, record.step, with_shares=with_shares)
+        plan = await self.store.get_plan(job, record.step)
         if await self.store.get_plan_id(job, record.step) != record.id:
             raise NotFound(f"plan {record.id} of job {job.job_id!r} was just replaced; ask again")
         return plan
 
     async def _decode(self, job: JobRecord, record: PlanRecord) -> PlanFigures:
-        return PlanFigures(plan=await self.plan(job, record, with_shares=False))
+        return PlanFigures(plan=await self.plan(job, record))
 
 
 def _merge(kept: Sequence[StepSummary], expired: Sequence[StepSummary]) -> list[StepSummary]:

@@ -110,10 +110,6 @@ def _read_duration(step: StepSummary, _: TokenTime | None) -> float | None:
     return sum(phase.duration_s for phase in step.phases) or None
 
 
-def _read_otherwise(step: StepSummary, _: TokenTime | None) -> int | None:
-    return max((phase.routing.num_otherwise for phase in step.phases), default=None)
-
-
 STEP_FIGURES = (
     StepFigure("num_sequences", "count", "Sequences", lambda step, _: step.num_sequences, "Sequences"),
     _promise("imbalance_before", "ratio", "Imbalance without balancing", "Unbalanced"),
@@ -136,7 +132,6 @@ STEP_FIGURES = (
     _take_largest("reorder_s", "seconds", "Longest reorder of a rank"),
     _take_largest("replica_wait_s", "seconds", "Longest wait of a rank for replicas"),
     _take_largest("num_fallbacks", "count", "Ranks that kept the previous placement", "Fell back"),
-    StepFigure("num_otherwise", "count", "Cells routed otherwise than planned", _read_otherwise),
 )
 """Speed-up is imbalance without balancing over imbalance: it counts tokens, not seconds."""
 

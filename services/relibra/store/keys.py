@@ -68,7 +68,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 SCHEMA = "relibra:schema"
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 JOBS = "relibra:jobs"
 TOKENS = "relibra:tokens"
 

@@ -20,12 +20,10 @@ from relibra.store.documents import RECORD_FIELDS, decode_plan_record, plan_of
 from relibra.store.keys import AttemptId, AttemptKeys
 from relibra.store.plan_codec import (
     COMMON_FIELDS,
-    QUOTA_FIELDS,
+    PLAN_FIELDS,
     TOTALS_FIELDS,
     decode_plan,
     decode_totals,
-    share_field,
-    source_field,
 )
 from relibra.store.records import DamagedPlan, EncodedPlan, JobRecord, Lease, PackedPlan, PlanRecord
 
@@ -84,24 +82,16 @@ class Plans(Connected):
         raise AssertionError(f"publish_plan.lua returned {outcome!r}")
 
     @raises_unavailable
-    async def get_plan(self, attempt: AttemptId, step: int, *, with_shares: bool = True) -> Plan:
+    async def get_plan(self, attempt: AttemptId, step: int) -> Plan:
         """Return the plan of a step, decoded in a worker thread.
-
-        Args:
-            attempt: the attempt of the plan.
-            step: the step of the plan.
-            with_shares: whether to read the shares too; they are most of a plan's bytes and must not be used otherwise.
 
         Raises:
             NotFound: the step has no plan.
             Corrupt: a part of the plan is not the one that was stored.
         """
         key = AttemptKeys.of_attempt(attempt).step(step, "plan")
-        if with_shares:
-            fields = {name.decode(): value for name, value in (await self._redis.hgetall(key)).items()}
-        else:
-            fields = dict(zip(QUOTA_FIELDS, await self._redis.hmget(key, QUOTA_FIELDS), strict=True))
-        if not fields.get("meta"):
+        fields = dict(zip(PLAN_FIELDS, await self._redis.hmget(key, PLAN_FIELDS), strict=True))
+        if not fields["meta"]:
             raise NotFound(f"step {step} of job {attempt.job_id!r} has no plan")
         return await asyncio.to_thread(decode_plan, fields, plan_of(attempt.job_id, step))
 
@@ -121,8 +111,7 @@ class Plans(Connected):
         Raises:
             Corrupt: a part of the plan is not the one that was stored, so no rank gets any of it.
         """
-        ranks = range(job.cluster.num_ranks)
-        fields = [*RECORD_FIELDS, *COMMON_FIELDS, *map(share_field, ranks), *map(source_field, ranks)]
+        fields = [*RECORD_FIELDS, *COMMON_FIELDS]
         values = await self._redis.hmget(AttemptKeys.of_attempt(job).step(step, "plan"), fields)
         return await asyncio.to_thread(_packed_plan, job, step, dict(zip(fields, values, strict=True)))
 
@@ -236,19 +225,13 @@ def _packed_plan(job: JobRecord, step: int, fields: dict[str, bytes | None]) -> 
         return None
     what = plan_of(job.job_id, step)
 
-    def packed(*names: str) -> list[PackedArray]:
-        return [
-            PackedArray.from_bytes(value, f"field {name!r} of {what}")
-            for name in names
-            if (value := fields[name]) is not None  # only the loads by source rank may be missing
-        ]
-
-    ranks = range(job.cluster.num_ranks)
     return PackedPlan(
         record=record,
-        common=dict(zip(COMMON_FIELDS, packed(*COMMON_FIELDS), strict=True)),
-        shares=packed(*map(share_field, ranks)),
-        source_loads=packed(*map(source_field, ranks)),
+        common={
+            name: PackedArray.from_bytes(value, f"field {name!r} of {what}")
+            for name in COMMON_FIELDS
+            if (value := fields[name]) is not None
+        },
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import Corrupt
-from relibra.planning import Cluster, Model, Plan, PlanId, PlanParams, StepLoad
+from relibra.planning import Cluster, Model, Plan, PlanId, PlanParams
 from relibra.planning.plan import Prediction
 from relibra.store.array_codec import PackedArray
 from relibra.store.plan_codec import encode_plan
@@ -116,9 +116,9 @@ class EncodedPlan:
     """The fields of `plan_codec`."""
 
     @classmethod
-    def of(cls, plan: Plan, load: StepLoad | None = None) -> "EncodedPlan":
-        """Encode a plan, and the load it was made for; without the load, ranks do not compare their routing with it."""
-        return cls(digest=plan.digest, reason=plan.reason, fields=encode_plan(plan, load))
+    def of(cls, plan: Plan) -> "EncodedPlan":
+        """Encode a plan."""
+        return cls(digest=plan.digest, reason=plan.reason, fields=encode_plan(plan))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,11 +158,7 @@ class PackedPlan:
 
     record: PlanRecord
     common: dict[str, PackedArray]
-    """The arrays that every rank needs, see `plan_codec`."""
-    shares: list[PackedArray]
-    """The shares of each rank."""
-    source_loads: list[PackedArray]
-    """The token copies expected from every rank; empty if the plan was published without them."""
+    """The arrays that ranks need, see `plan_codec`."""
 
 
 class StepState(StrEnum):

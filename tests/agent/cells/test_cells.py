@@ -2,7 +2,6 @@ import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,49 +9,15 @@ from hypothesis import strategies as st
 from relibra.agent.cells.cells import StepCells, redundant_slots
 from relibra.agent.placement import Placement
 from relibra.agent.transport import Copy
-from relibra.errors import InvalidPlan
-from relibra.kernels import EMPTY, REST, quota_remap
-from relibra.planning import Cluster, Model, PlanId, RankPlan, check_rank_plan
-from relibra.planning.plan import Basis
-from relibra.planning.shares import WHOLE
+from relibra.kernels import EMPTY, REST
+from relibra.planning import Cluster, Model, PlanId, StepPlan
 
 SEEDS = st.integers(0, 2**32 - 1)
 CPU = torch.device("cpu")
 
 
-def cells_of(placement: Placement, cluster: Cluster, ep_group: int, ep_rank: int, plan: RankPlan | None) -> StepCells:
+def cells_of(placement: Placement, cluster: Cluster, ep_group: int, ep_rank: int, plan: StepPlan | None) -> StepCells:
     return StepCells(placement, cluster, ep_group=ep_group, ep_rank=ep_rank, plan=plan, device=CPU)
-
-
-def test_ranks_with_other_parts_of_the_same_experts_divide_the_shares_of_a_replay_plan() -> None:
-    """A plan counts their tokens as those of one rank. Fractions of a forecast hold for each of them."""
-    cluster = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1)
-    model = Model(num_layers=1, num_experts=4, top_k=1)
-    placement = Placement.identity(model, cluster)
-    plan = RankPlan(
-        id=PlanId(epoch=1, version=1),
-        step=0,
-        digest=bytes(32),
-        home_rank_LE=placement.home_rank_LE,
-        replica_index_Q4=np.array([[0, 0, 3, 0]], np.int32),
-        replica_share_Q=np.array([7], np.int32),
-        num_micro_batches=1,
-        reason="",
-    )
-
-    def shares(plan: RankPlan) -> list[int]:
-        found = []
-        for part in range(3):
-            cells = StepCells(
-                placement, cluster, ep_group=0, ep_rank=1, etp_rank=part, num_etp_ranks=3, plan=plan, device=CPU
-            )
-            table = cells.table(0, 0)
-            assert table is not None
-            found.append(int(table.share_P[2]))
-        return found
-
-    assert shares(plan) == [3, 2, 2]
-    assert shares(dataclasses.replace(plan, basis=Basis.ROLLOUT)) == [7, 7, 7]
 
 
 @settings(max_examples=40)
@@ -61,7 +26,7 @@ def test_S5_slot_tables_say_what_the_plan_says(
     some: SimpleNamespace, data: st.DataObject, seed: int, num_micro_batches: int
 ) -> None:
     model, cluster = data.draw(some.shapes)
-    plan, _ = some.plan(np.random.default_rng(seed), model, cluster, num_micro_batches)
+    plan = some.plan(np.random.default_rng(seed), model, cluster, num_micro_batches)
     placement = Placement.identity(model, cluster).rehomed(plan.home_rank_LE)
     share = cluster.experts_per_rank(model)
     for ep_group in range(cluster.num_ep_groups):
@@ -71,31 +36,30 @@ def test_S5_slot_tables_say_what_the_plan_says(
                 want = {}
                 for expert in range(model.num_experts):
                     rank, slot = placement.home_rank_LE[layer, expert], placement.home_slot_LE[layer, expert]
-                    want[int(rank), int(slot)] = (expert, REST)
+                    want[int(rank), int(slot)] = expert
                 used = [share] * cluster.num_ranks
                 row = ep_group * num_micro_batches + micro_batch
-                for (of_row, of_layer, expert, rank), quota in zip(
-                    plan.replica_index_Q4.tolist(), plan.replica_share_Q.tolist(), strict=True
-                ):
+                for of_row, of_layer, expert, rank in plan.replica_index_Y4.tolist():
                     if (of_row, of_layer) == (row, layer):
-                        want[rank, used[rank]] = (expert, quota)
+                        want[rank, used[rank]] = expert
                         used[rank] += 1
                 table = cells.table(micro_batch, layer)
                 if table is None:
-                    assert want == {divmod(expert, share): (expert, REST) for expert in range(model.num_experts)}
+                    assert want == {divmod(expert, share): expert for expert in range(model.num_experts)}
                     continue
                 has_replicas = len(want) > model.num_experts
                 shape = (cluster.num_ranks, share + has_replicas * cluster.redundant_slots)
-                got = torch.stack([table.slot_expert_P, table.share_P], dim=-1).view(*shape, 2)
+                got = table.slot_expert_P.view(shape)
+                assert (table.share_P is None) == has_replicas
                 for rank, slot in np.ndindex(*shape):
-                    assert tuple(got[rank, slot].tolist()) == want.get((rank, slot), (EMPTY, 0))
+                    assert int(got[rank, slot]) == want.get((rank, slot), EMPTY)
 
 
 @settings(max_examples=40)
 @given(st.data(), SEEDS)
 def test_S5_all_ranks_of_a_node_mean_the_same_copies(some: SimpleNamespace, data: st.DataObject, seed: int) -> None:
     model, cluster = data.draw(some.shapes)
-    plan, _ = some.plan(np.random.default_rng(seed), model, cluster, 2)
+    plan = some.plan(np.random.default_rng(seed), model, cluster, 2)
     placement = Placement.identity(model, cluster).rehomed(plan.home_rank_LE)
     share, size = cluster.experts_per_rank(model), cluster.gpus_per_node
     by_rank = [cells_of(placement, cluster, 0, rank, plan) for rank in range(cluster.num_ranks)]
@@ -115,7 +79,7 @@ def test_S5_all_ranks_of_a_node_mean_the_same_copies(some: SimpleNamespace, data
                 ranks = [each[2] for each in by_home if each[:2] == home]
                 assert ranks == sorted(set(ranks))
             travelled += len(by_home)
-    assert travelled == (plan.replica_index_Q4[:, 0] < 2).sum()
+    assert travelled == (plan.replica_index_Y4[:, 0] < 2).sum()
 
 
 def test_without_a_plan_or_a_planned_micro_batch_there_are_no_replicas() -> None:
@@ -136,7 +100,9 @@ def test_without_a_plan_or_a_planned_micro_batch_there_are_no_replicas() -> None
     table = planned(placement, cluster).table(1, 0)
     assert table is not None
     assert table.slot_expert_P.tolist() == [0, 1, EMPTY, 2, 3, 1]
-    assert table.share_P.tolist() == [REST, REST, 0, REST, REST, 7]
+    assert table.share_P is None
+    assert table.replicas is not None
+    assert table.replicas.slot_Y.tolist() == [5]
     assert planned(placement, cluster).copies(1, 0) == (
         Copy(source_rank=0, source_slot=1, destination_rank=1, destination_slot=0),
     )
@@ -157,50 +123,16 @@ def test_S5_a_cell_knows_of_replicas_in_other_groups_and_nodes() -> None:
             assert [cells.is_replicated_anywhere(micro_batch, 0) for micro_batch in range(3)] == [False, True, False]
 
 
-@pytest.mark.parametrize("num_tokens", [0, 1, 7, 1000])
-@pytest.mark.parametrize("ep_rank", [0, 1, 2])
-def test_S5_a_forecast_plan_divides_whatever_comes_by_fractions(num_tokens: int, ep_rank: int) -> None:
-    cluster = Cluster(num_nodes=1, gpus_per_node=3, redundant_slots=1)
-    model = Model(num_layers=1, num_experts=3, top_k=1)
-    quarter, half = WHOLE // 4, WHOLE // 2
-    plan = RankPlan(
-        id=PlanId(epoch=1, version=1),
-        step=0,
-        digest=b"",
-        home_rank_LE=cluster.identity_placement(model),
-        replica_index_Q4=np.array([[0, 0, 1, 0], [0, 0, 1, 2], [0, 0, 2, 1]], dtype=np.int32),
-        replica_share_Q=np.array([half, quarter, WHOLE], dtype=np.int32),
-        num_micro_batches=1,
-        reason="",
-        basis=Basis.PREVIOUS_STEPS,
-    )
-    check_rank_plan(plan, model, cluster)
-    cells = cells_of(Placement.identity(model, cluster), cluster, 0, ep_rank, plan)
-    table = cells.table(0, 0)
-    assert table is not None
-    assert table.slot_expert_P.tolist() == [0, 1, 1, 2, 2, 1]
-    routing_map_TE = torch.zeros((num_tokens + 9, 3), dtype=torch.bool)
-    routing_map_TE[:num_tokens, 1] = True
-    routing_map_TE[num_tokens : num_tokens + 6, 2] = True
-    tokens_P = table.tokens(routing_map_TE)
-    first, second = (int(num_tokens * part / WHOLE + ep_rank / 3) for part in (half, half + quarter))
-    assert tokens_P.tolist() == [REST, first, REST, 6, REST, second - first]
-    _, routing_map_TP = quota_remap(routing_map_TE.float(), routing_map_TE, table.slot_expert_P, tokens_P)
-    assert routing_map_TP.sum(dim=0).tolist() == [0, first, num_tokens - second, 6, 0, second - first]
-    assert (routing_map_TP.sum(dim=1) == routing_map_TE.sum(dim=1)).all()
-
-
 def planned(placement: Placement, cluster: Cluster) -> StepCells:
     return cells_of(placement, cluster, 0, 0, dataclasses.replace(PLANNED, home_rank_LE=placement.home_rank_LE))
 
 
-PLANNED = RankPlan(
+PLANNED = StepPlan(
     id=PlanId(epoch=1, version=1),
     step=0,
     digest=b"",
     home_rank_LE=np.zeros((0, 0), dtype=np.int32),
-    replica_index_Q4=np.array([[1, 0, 1, 1]], dtype=np.int32),
-    replica_share_Q=np.array([7], dtype=np.int32),
+    replica_index_Y4=np.array([[1, 0, 1, 1]], dtype=np.int32),
     num_micro_batches=2,
     reason="",
 )
@@ -213,28 +145,3 @@ def test_redundant_slots_count_from_zero_in_order_of_expert() -> None:
     )
     assert redundant_slots(index_Q4).tolist() == [0, 0, 1, 1, 0, 0]
     assert redundant_slots(index_Q4[:0]).tolist() == []
-
-
-def test_S9_the_expected_load_is_that_of_the_own_group() -> None:
-    cluster = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1, num_ep_groups=2)
-    model = Model(num_layers=1, num_experts=4, top_k=1)
-    placement = Placement.identity(model, cluster)
-    plan = RankPlan(
-        id=PlanId(epoch=1, version=1),
-        step=0,
-        digest=b"",
-        home_rank_LE=placement.home_rank_LE,
-        replica_index_Q4=np.zeros((0, 4), dtype=np.int32),
-        replica_share_Q=np.zeros(0, dtype=np.int32),
-        num_micro_batches=2,
-        reason="",
-        source_load_MLB=np.arange(16, dtype=np.int64).reshape(4, 1, 4),
-    )
-    check_rank_plan(plan, model, cluster)
-    planned_MLB = cells_of(placement, cluster, 1, 0, plan).planned_MLB
-    assert planned_MLB is not None
-    assert planned_MLB.tolist() == [[[8, 9, 10, 11]], [[12, 13, 14, 15]]]
-    forecast = dataclasses.replace(plan, basis=Basis.ROLLOUT)
-    assert cells_of(placement, cluster, 1, 0, forecast).planned_MLB is None
-    with pytest.raises(InvalidPlan, match="source_load has 3 rows, expected 4"):
-        check_rank_plan(dataclasses.replace(plan, source_load_MLB=np.zeros((3, 1, 4), np.int64)), model, cluster)

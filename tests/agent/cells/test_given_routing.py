@@ -39,7 +39,7 @@ def test_S5_routers_that_use_other_experts_are_refused(experts, drops_tokens, is
 def test_S5_one_layer_that_differs_in_one_cell_is_named(held_bytes: int) -> None:
     """Cells wait to be compared together, and have different numbers of tokens."""
     given, routing = GivenRouting(), LayerRouting(GIVEN[:2], has_native=False)
-    with mock.patch.object(given_routing, "HELD_BYTES", held_bytes):
+    with mock.patch.object(given_routing, "_HELD_BYTES", held_bytes):
         given.compare(4, LayerRouting(GIVEN[:1], has_native=False), chosen([0, 2]))
         for layer, experts in ((3, ([0, 2], [1, 3])), (5, ([0, 2], [0, 3])), (5, ([0, 2], [1, 3]))):
             given.compare(layer, routing, chosen(*experts))

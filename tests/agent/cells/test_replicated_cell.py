@@ -10,7 +10,7 @@ from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.replicated_cell import ReplicatedCell
 from relibra.agent.experts import SequentialExperts
 from relibra.agent.placement import Placement
-from relibra.planning import Cluster, Model, PlanId, RankPlan
+from relibra.planning import Cluster, Model, PlanId, StepPlan
 
 MODEL = Model(num_layers=4, num_experts=4, top_k=1)
 CLUSTER = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2)
@@ -21,13 +21,12 @@ REPLICAS = [(0, 0, 0, 1), (0, 2, 0, 1), (0, 2, 1, 1), (0, 2, 3, 0), (0, 3, 2, 0)
 def cell_of(
     layer: int, rank: int, *, reduces_early: bool = False, in_inference_mode: bool = False
 ) -> tuple[ReplicatedCell, SequentialExperts]:
-    plan = RankPlan(
+    plan = StepPlan(
         id=PlanId(epoch=1, version=1),
         step=0,
         digest=b"",
         home_rank_LE=CLUSTER.identity_placement(MODEL),
-        replica_index_Q4=np.array(REPLICAS, np.int32),
-        replica_share_Q=np.ones(len(REPLICAS), np.int32),
+        replica_index_Y4=np.array(REPLICAS, np.int32),
         num_micro_batches=1,
         reason="",
     )

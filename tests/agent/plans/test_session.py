@@ -15,7 +15,7 @@ from harness.agent.scripted_planner import PATIENT_S, ScriptedPlanner
 from relibra.agent import AgentConfig, PlanAnswer, Session
 from relibra.agent.plans import session as session_module
 from relibra.errors import InvalidInput, TooManyCalls
-from relibra.planning import Cause, Cluster, Model, RankPlan
+from relibra.planning import Cause, Cluster, Model, StepPlan
 from relibra.wire.client import PlannerClient
 
 MODEL = Model(num_layers=2, num_experts=4, top_k=1)
@@ -32,16 +32,14 @@ def planner() -> Iterator[ScriptedPlanner]:
 
 @pytest.fixture
 def session(planner: ScriptedPlanner) -> Iterator[Session]:
-    session = Session(
-        AgentConfig(planner_address=planner.address, job_id="job", model=MODEL, cluster=CLUSTER), ep_rank=1
-    )
+    session = Session(AgentConfig(planner_address=planner.address, job_id="job", model=MODEL, cluster=CLUSTER))
     yield session
     session.close()
 
 
 @pytest.fixture
-def plan(some: SimpleNamespace) -> RankPlan:
-    return some.plan(np.random.default_rng(1), MODEL, CLUSTER, 2)[0]
+def plan(some: SimpleNamespace) -> StepPlan:
+    return some.plan(np.random.default_rng(1), MODEL, CLUSTER, 2)
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -51,20 +49,17 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def test_a_plan_that_is_there_is_fetched_for_this_rank(
-    planner: ScriptedPlanner, session: Session, plan: RankPlan
-) -> None:
+def test_a_plan_that_is_there_is_fetched(planner: ScriptedPlanner, session: Session, plan: StepPlan) -> None:
     planner.plans[3] = plan
     got, reason, _ = session.wait(3, PATIENT_S)
     assert got is not None
     assert np.array_equal(got.home_rank_LE, plan.home_rank_LE)
-    assert np.array_equal(got.replica_share_Q, plan.replica_share_Q)
     assert reason == plan.reason
-    assert planner.asked == [("job", 3, 1)]
+    assert planner.asked == [("job", 3)]
 
 
 def test_prefetching_gets_the_plan_before_anybody_waits(
-    planner: ScriptedPlanner, session: Session, plan: RankPlan
+    planner: ScriptedPlanner, session: Session, plan: StepPlan
 ) -> None:
     planner.plans[0] = plan
     session.prefetch(0)
@@ -82,17 +77,17 @@ def test_the_planner_holds_a_question_open_only_while_somebody_waits(
 
 
 def test_prefetching_one_step_is_in_nobody_s_way_who_goes_on_with_another(
-    planner: ScriptedPlanner, session: Session, plan: RankPlan
+    planner: ScriptedPlanner, session: Session, plan: StepPlan
 ) -> None:
     planner.plans[7] = plan
     session.prefetch(1)
-    until(lambda: ("job", 1, 1) in planner.asked)
+    until(lambda: ("job", 1) in planner.asked)
     assert session.wait(7, PATIENT_S)[0] is not None
-    assert planner.asked[-1] == ("job", 7, 1)
+    assert planner.asked[-1] == ("job", 7)
 
 
 def test_what_was_refused_in_advance_is_asked_for_again_when_its_step_begins(
-    planner: ScriptedPlanner, session: Session, plan: RankPlan
+    planner: ScriptedPlanner, session: Session, plan: StepPlan
 ) -> None:
     planner.errors[0] = InvalidInput("the job is being registered again")
     session.prefetch(0)
@@ -103,7 +98,7 @@ def test_what_was_refused_in_advance_is_asked_for_again_when_its_step_begins(
 
 
 def test_a_plan_published_while_the_step_waits_arrives(
-    planner: ScriptedPlanner, session: Session, plan: RankPlan
+    planner: ScriptedPlanner, session: Session, plan: StepPlan
 ) -> None:
     session.prefetch(0)
     until(lambda: len(planner.asked) > 1)
@@ -132,7 +127,7 @@ def test_L1_a_planner_that_hangs_does_not_hold_the_step(planner: ScriptedPlanner
 
 
 def test_L1_a_planner_that_dies_while_it_is_asked_does_not_hold_the_step(
-    planner: ScriptedPlanner, session: Session, plan: RankPlan
+    planner: ScriptedPlanner, session: Session, plan: StepPlan
 ) -> None:
     planner.plans = {0: plan, 1: plan}
     planner.hold.clear()
@@ -146,7 +141,7 @@ def test_L1_a_planner_that_dies_while_it_is_asked_does_not_hold_the_step(
 
 
 def test_S1_a_plan_that_comes_too_late_is_not_taken_for_that_of_the_next_step(
-    planner: ScriptedPlanner, session: Session, plan: RankPlan
+    planner: ScriptedPlanner, session: Session, plan: StepPlan
 ) -> None:
     planner.plans[0] = plan
     planner.hold.clear()
@@ -172,9 +167,9 @@ def test_S1_a_plan_that_comes_too_late_is_not_taken_for_that_of_the_next_step(
     ],
 )
 def test_S2_a_plan_for_another_model_is_refused_and_the_next_one_taken(
-    planner: ScriptedPlanner, session: Session, plan: RankPlan, some: SimpleNamespace, other: Model
+    planner: ScriptedPlanner, session: Session, plan: StepPlan, some: SimpleNamespace, other: Model
 ) -> None:
-    planner.plans = {0: some.plan(np.random.default_rng(1), other, CLUSTER, 2)[0], 1: plan}
+    planner.plans = {0: some.plan(np.random.default_rng(1), other, CLUSTER, 2), 1: plan}
     got, reason, _ = session.wait(0, PATIENT_S)
     assert got is None
     assert "home_rank" in reason
@@ -182,7 +177,7 @@ def test_S2_a_plan_for_another_model_is_refused_and_the_next_one_taken(
 
 
 def test_S9_a_refusal_of_every_step_is_logged_once_and_so_is_its_end(
-    planner: ScriptedPlanner, session: Session, plan: RankPlan, caplog: pytest.LogCaptureFixture
+    planner: ScriptedPlanner, session: Session, plan: StepPlan, caplog: pytest.LogCaptureFixture
 ) -> None:
     planner.errors = {step: InvalidInput(f"the schedule of step {step} is wrong") for step in range(3)}
     planner.plans[3] = plan
@@ -203,7 +198,7 @@ def test_a_step_the_planner_refuses_for_good_is_not_waited_for(planner: Scripted
 
 
 def test_L2_the_step_after_an_outage_has_a_plan_again(
-    planner: ScriptedPlanner, session: Session, plan: RankPlan
+    planner: ScriptedPlanner, session: Session, plan: StepPlan
 ) -> None:
     planner.plans = {0: plan, 2: plan}
     assert session.wait(0, PATIENT_S)[0] is not None
@@ -214,7 +209,7 @@ def test_L2_the_step_after_an_outage_has_a_plan_again(
 
 
 def test_L1_only_the_first_step_of_an_outage_waits_for_the_whole_timeout(
-    planner: ScriptedPlanner, session: Session, plan: RankPlan, monkeypatch: pytest.MonkeyPatch
+    planner: ScriptedPlanner, session: Session, plan: StepPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_module, "_AWAY_WAIT_S", 0.3)
     planner.plans = {3: plan}
@@ -262,7 +257,7 @@ def test_S6_an_agent_beyond_the_limit_on_calls_knows_why_and_does_not_ask_again_
 
 
 def test_S6_an_agent_asks_again_after_a_while(
-    planner: ScriptedPlanner, session: Session, plan: RankPlan, monkeypatch: pytest.MonkeyPatch
+    planner: ScriptedPlanner, session: Session, plan: StepPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_module, "_CROWDED_S", 0.1)
     planner.errors[0] = TooManyCalls("the job has too many calls open")
@@ -275,7 +270,7 @@ def test_S6_an_agent_asks_again_after_a_while(
 def test_L2_an_error_that_nobody_expects_costs_one_plan_or_report_and_not_all_later_ones(
     planner: ScriptedPlanner,
     session: Session,
-    plan: RankPlan,
+    plan: StepPlan,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -343,14 +338,14 @@ def test_S7_reports_of_a_long_outage_do_not_pile_up(planner: ScriptedPlanner, se
 def test_a_session_that_was_never_used_closes_without_a_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as planner:
         address = f"127.0.0.1:{planner.getsockname()[1]}"
-        Session(AgentConfig(planner_address=address, job_id="job", model=MODEL, cluster=CLUSTER), 0).close()
+        Session(AgentConfig(planner_address=address, job_id="job", model=MODEL, cluster=CLUSTER)).close()
         planner.setblocking(False)
         with pytest.raises(BlockingIOError):
             planner.accept()
 
 
 def test_S4_nothing_that_was_fetched_or_reported_before_a_rollback_is_used_after_it(
-    planner: ScriptedPlanner, session: Session, plan: RankPlan
+    planner: ScriptedPlanner, session: Session, plan: StepPlan
 ) -> None:
     planner.plans[3] = plan
     session.prefetch(3)
@@ -361,14 +356,14 @@ def test_S4_nothing_that_was_fetched_or_reported_before_a_rollback_is_used_after
 
 
 def test_S4_a_question_from_before_a_rollback_brings_no_plan_to_the_repeated_step(
-    session: Session, plan: RankPlan
+    session: Session, plan: StepPlan
 ) -> None:
     answers = [plan, dataclasses.replace(plan, reason="sampled again")]
     events: list[Callable[[], None]] = [lambda: session.rollback(3), lambda: session.prefetch(3)]
 
     def call(
         *_: object, **__: object
-    ) -> RankPlan:  # the thread has decided to ask for step 3, and takes long over this
+    ) -> StepPlan:  # the thread has decided to ask for step 3, and takes long over this
         while events:
             events.pop(0)()
         return answers.pop(0)

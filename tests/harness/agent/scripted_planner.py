@@ -6,9 +6,9 @@ from typing import Any
 
 import grpc
 
-from harness.rank_plan_message import encode_rank_plan
+from harness.step_plan_message import encode_step_plan
 from relibra.errors import NotReady, RelibraError
-from relibra.planning import Cluster, ExecutionReport, Model, RankPlan
+from relibra.planning import Cluster, ExecutionReport, Model, StepPlan
 from relibra.v1 import execution_pb2, execution_pb2_grpc, job_pb2, job_pb2_grpc, plan_pb2, plan_pb2_grpc
 from relibra.wire import messages
 from relibra.wire.status import to_status
@@ -23,7 +23,7 @@ class ScriptedPlanner(
 
     def __init__(self, model: Model, cluster: Cluster) -> None:
         self._model, self._cluster = model, cluster
-        self.plans: dict[int, RankPlan] = {}
+        self.plans: dict[int, StepPlan] = {}
         self.errors: dict[int, RelibraError] = {}
         self.asked: list[tuple[str, int, int]] = []
         self.held_ms: list[int] = []
@@ -53,7 +53,7 @@ class ScriptedPlanner(
         return job_pb2.JoinAttemptResponse(epoch=1, attempt=1)
 
     def FetchPlan(self, request: plan_pb2.FetchPlanRequest, context: grpc.ServicerContext) -> Any:
-        self.asked.append((request.job_id, request.step, request.ep_rank))
+        self.asked.append((request.job_id, request.step))
         self.held_ms.append(request.wait_ms)
         self.hold.wait(PATIENT_S)
         error = self.errors.get(request.step)
@@ -63,7 +63,7 @@ class ScriptedPlanner(
             code, details, metadata = to_status(error)
             context.set_trailing_metadata(metadata)
             context.abort(code, details)
-        return plan_pb2.FetchPlanResponse(plan=encode_rank_plan(self.plans[request.step]))
+        return plan_pb2.FetchPlanResponse(plan=encode_step_plan(self.plans[request.step]))
 
     def ReportExecution(self, request: execution_pb2.ReportExecutionRequest, context: grpc.ServicerContext) -> Any:
         self.reports.append(messages.decode_execution_report(request, self._model, self._cluster))

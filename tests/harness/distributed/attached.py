@@ -2,15 +2,13 @@
 
 from typing import Any
 
-import torch.distributed as dist
-
 from harness.agent.emulated_memory import emulated
 from harness.distributed.networks import MODEL, Trained
 from harness.distributed.observed import Differences
-from harness.distributed.plans import ScriptedPlans, random_plans
+from harness.distributed.plans import ScriptedPlans, random_plan
 from relibra.agent import AgentConfig, attach
 from relibra.agent.config import Transport
-from relibra.planning import Cluster, RankPlan
+from relibra.planning import Cluster, StepPlan
 
 M = 2
 """The micro-batches of a step."""
@@ -18,7 +16,7 @@ M = 2
 
 def attached(
     cluster: Cluster,
-    answers: dict[int, RankPlan | None],
+    answers: dict[int, StepPlan | None],
     *,
     collective_timeout_s: float = 600.0,
     transport: Transport = "process_group",
@@ -44,10 +42,9 @@ def attached(
     return trained, plans
 
 
-def plans_of(cluster: Cluster, steps: range, *, first_seed: int = 77, **options: Any) -> dict[int, RankPlan | None]:
+def plans_of(cluster: Cluster, steps: range, *, first_seed: int = 77, **options: Any) -> dict[int, StepPlan | None]:
     """Return another random plan of this rank for every step."""
-    ep_rank = dist.get_rank() % cluster.num_ranks
-    return {step: random_plans(first_seed + step, step, MODEL, cluster, M, **options)[ep_rank] for step in steps}
+    return {step: random_plan(first_seed + step, step, MODEL, cluster, M, **options) for step in steps}
 
 
 def note_step(differences: Differences, plain: Trained, balanced: Trained, step: int, **options: Any) -> None:

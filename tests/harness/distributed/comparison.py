@@ -11,7 +11,7 @@ from megatron.core import parallel_state
 from harness.agent.emulated_memory import emulated
 from harness.distributed.gpt_job import GptJob
 from harness.distributed.observed import TOLERANCE, Differences, gathered
-from harness.distributed.plans import ScriptedPlans, random_plans
+from harness.distributed.plans import ScriptedPlans, random_plan
 from relibra.agent import AgentConfig, Phase, StepOutcome, attach
 from relibra.agent.config import Transport
 from relibra.planning import Cluster, ExecutionReport
@@ -41,9 +41,8 @@ def balanced_job(
 ) -> tuple[GptJob, ScriptedPlans]:
     """Return a GPT whose agent gets another random plan in every step."""
     job = GptJob(cluster, **options)
-    ep_rank = parallel_state.get_expert_model_parallel_rank()
     by_step = {
-        step: random_plans(33 + step, step, job.model, cluster, num_micro_batches(), **(plan or {}))[ep_rank]
+        step: random_plan(33 + step, step, job.model, cluster, num_micro_batches(), **(plan or {}))
         for step in range(num_steps)
     }
     plans = ScriptedPlans(by_step)

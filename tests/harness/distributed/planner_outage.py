@@ -57,7 +57,7 @@ class Driver:
         """Submit the schedule, and return the reason of the plan, or why there is none."""
         try:
             self._client.submit_schedule(JOB, step, [each for each, _, _ in self._sequences()], self._schedule)
-            return self._client.fetch_plan(JOB, step, MODEL, 0, wait_s=30).reason
+            return self._client.fetch_plan(JOB, step, MODEL, wait_s=30).reason
         except RelibraError as error:
             return f"{type(error).__name__}: {error}"
 

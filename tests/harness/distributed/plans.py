@@ -3,10 +3,10 @@
 import numpy as np
 
 from relibra.agent import PlanAnswer
-from relibra.planning import Cluster, ExecutionReport, Model, PlanId, RankPlan, check_rank_plan
+from relibra.planning import Cluster, ExecutionReport, Model, PlanId, StepPlan, check_step_plan
 
 
-def random_plans(
+def random_plan(
     seed: int,
     step: int,
     model: Model,
@@ -16,9 +16,8 @@ def random_plans(
     plan_id: PlanId | None = None,
     move: bool = True,
     replicate: bool = True,
-    max_share: int = 6,
-) -> list[RankPlan]:
-    """Return random rank plans by rank: placement, replicas within nodes, and shares, both too small and too large."""
+) -> StepPlan:
+    """Return a random plan: a placement, and replicas within nodes."""
     rng = np.random.default_rng(seed)
     home_LE = cluster.identity_placement(model)
     if move:
@@ -32,30 +31,23 @@ def random_plans(
                 near_E = np.flatnonzero((home_E // cluster.gpus_per_node == node) & (home_E != rank))
                 number = min(int(rng.integers(0, cluster.redundant_slots + 1)), len(near_E))
                 index += [(row, layer, expert, rank) for expert in rng.choice(near_E, number, replace=False)]
-    index_Q4 = np.array(sorted(index), dtype=np.int32).reshape(-1, 4)
-    share_QR = rng.integers(0, max_share + 1, size=(len(index_Q4), cluster.num_ranks)).astype(np.int32)
-    plans = [
-        RankPlan(
-            id=plan_id or PlanId(epoch=2**63 + 5, version=step + 1),
-            step=step,
-            digest=bytes([seed % 256]) * 32,
-            home_rank_LE=home_LE,
-            replica_index_Q4=index_Q4,
-            replica_share_Q=share_QR[:, rank],
-            num_micro_batches=num_micro_batches,
-            reason="random",
-        )
-        for rank in range(cluster.num_ranks)
-    ]
-    for plan in plans:
-        check_rank_plan(plan, model, cluster)
-    return plans
+    plan = StepPlan(
+        id=plan_id or PlanId(epoch=2**63 + 5, version=step + 1),
+        step=step,
+        digest=bytes([seed % 256]) * 32,
+        home_rank_LE=home_LE,
+        replica_index_Y4=np.array(sorted(index), dtype=np.int32).reshape(-1, 4),
+        num_micro_batches=num_micro_batches,
+        reason="random",
+    )
+    check_step_plan(plan, model, cluster)
+    return plan
 
 
 class ScriptedPlans:
     """A plan source with one scripted answer per step."""
 
-    def __init__(self, answers: dict[int, RankPlan | None]) -> None:
+    def __init__(self, answers: dict[int, StepPlan | None]) -> None:
         self.answers = answers
         self.prefetched: list[int] = []
         self.rolled_back: list[int] = []

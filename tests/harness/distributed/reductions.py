@@ -9,7 +9,7 @@ from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketG
 
 from harness.distributed.matrix import balanced_job, num_micro_batches
 from relibra.agent import Phase
-from relibra.planning import Cluster, RankPlan
+from relibra.planning import Cluster, StepPlan
 
 Result = dict[str, Any]
 BUCKET_SIZE = 2000
@@ -59,7 +59,7 @@ def reductions(cluster: Cluster) -> Result:
         job.step(1, num_micro_batches())
     agent.end_step()
     agent.detach()
-    of_groups = [plan.replica_index_Q4[plan.replica_index_Q4[:, 0] == row + last] for row in (0, num_micro_batches())]
+    of_groups = [plan.replica_index_Y4[plan.replica_index_Y4[:, 0] == row + last] for row in (0, num_micro_batches())]
     return {
         "begun": begun,
         "buckets": sorted(names.values()),
@@ -69,13 +69,11 @@ def reductions(cluster: Cluster) -> Result:
     }
 
 
-def _without(plan: RankPlan | None, *, row: int, layer: int) -> RankPlan:
+def _without(plan: StepPlan | None, *, row: int, layer: int) -> StepPlan:
     """Return the plan without the replicas of a layer in one row."""
     assert plan is not None
-    kept_Q = (plan.replica_index_Q4[:, :2] != [row, layer]).any(axis=1)
-    return dataclasses.replace(
-        plan, replica_index_Q4=plan.replica_index_Q4[kept_Q], replica_share_Q=plan.replica_share_Q[kept_Q]
-    )
+    is_kept_Y = (plan.replica_index_Y4[:, :2] != [row, layer]).any(axis=1)
+    return dataclasses.replace(plan, replica_index_Y4=plan.replica_index_Y4[is_kept_Y])
 
 
 SCENARIOS = {"reductions": reductions}

@@ -14,7 +14,7 @@ from harness.distributed.gpt_job import GptJob
 from harness.distributed.gpt_model import EXPERT
 from harness.distributed.matrix import num_micro_batches
 from harness.distributed.observed import Differences, equal, refusal
-from harness.distributed.plans import ScriptedPlans, random_plans
+from harness.distributed.plans import ScriptedPlans, random_plan
 from harness.distributed.slime_code import Actor
 from relibra.agent import AgentConfig, Phase, attach
 from relibra.planning import Cluster
@@ -27,9 +27,8 @@ Result = dict[str, Any]
 def started(cluster: Cluster, *, sharded: bool) -> tuple[GptJob, Actor, dict[str, dict[str, Tensor]]]:
     """Return an attached job with backups of several models, as slime's `init` leaves them, and what is in them."""
     job = GptJob(cluster, sharded=sharded, grouped=True, clip_grad=0.0)
-    rank = dist.get_rank() % cluster.num_ranks
     by_step = {
-        step: random_plans(70 + step, step, job.model, cluster, num_micro_batches(), replicate=False)[rank]
+        step: random_plan(70 + step, step, job.model, cluster, num_micro_batches(), replicate=False)
         for step in range(STEPS)
     }
     config = AgentConfig(planner_address="none:0", job_id="test", model=job.model, cluster=cluster, plan_timeout_s=1.0)

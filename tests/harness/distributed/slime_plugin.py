@@ -16,7 +16,7 @@ from harness import exports
 from harness.distributed import slime_actor
 from harness.distributed.miles_actor import MilesActor
 from harness.distributed.observed import Differences, refusal
-from harness.distributed.plans import random_plans
+from harness.distributed.plans import random_plan
 from harness.distributed.slime import shared_folder
 from harness.distributed.slime_actor import SlimeActor
 from harness.distributed.slime_job import SAMPLES, samples_of
@@ -26,7 +26,7 @@ from harness.services import Service
 from harness.slime.manager import Manager
 from relibra.agent import StepOutcome
 from relibra.agent.groups import Groups
-from relibra.planning import Cluster, RankPlan
+from relibra.planning import Cluster, StepPlan
 from relibra.store import EmbeddedRedis
 
 ROLLOUTS = 2
@@ -109,10 +109,9 @@ def forced(
     """Before every step, experts move and get replicas. The planner is away, and the job must not care."""
     plain = Trained(cluster, num_steps=num_steps, sharded=sharded, actor=actor, **options).train()
     os.environ.update(RELIBRA_PLANNER=AWAY, RELIBRA_JOB="away", RELIBRA_SLOTS=str(cluster.redundant_slots))
-    rank = dist.get_rank() % cluster.num_ranks
-    plans: dict[int, RankPlan | None] = {}
+    plans: dict[int, StepPlan | None] = {}
     for step in range(2 * num_steps * ROLLOUTS):
-        plans[step] = random_plans(step + 1, step, plain.actor.job.model, cluster, MOST_MICRO_BATCHES)[rank]
+        plans[step] = random_plan(step + 1, step, plain.actor.job.model, cluster, MOST_MICRO_BATCHES)
     with (
         scripted_passes(plans),
         mock.patch.object(Groups, "_tell_listeners", autospec=True, side_effect=Groups._tell_listeners) as reconnected,

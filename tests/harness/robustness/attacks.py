@@ -134,7 +134,7 @@ def steps_of_many_points(target: Target, num_points: int = 256) -> Iterator[str]
             _report(channel, requests)
             client.submit_schedule(JOB_ID, step, ids, schedule)
             if step > 1:  # the next step waits already while one is solved
-                client.fetch_plan(JOB_ID, step - 1, LARGE_MODEL, 0, wait_s=60)
+                client.fetch_plan(JOB_ID, step - 1, LARGE_MODEL, wait_s=60)
                 yield ""
 
 

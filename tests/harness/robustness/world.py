@@ -17,7 +17,7 @@ from harness.redis_deployments import Deployment
 from harness.robustness.history import Event, History
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, eventually, report_sequences
 from relibra.errors import RelibraError
-from relibra.planning import RankPlan, Schedule
+from relibra.planning import Schedule, StepPlan
 from relibra.store import Role, Store
 from relibra.wire.client import PlannerClient
 
@@ -115,13 +115,13 @@ class World:
         )
 
 
-def take_step(planner: Planner, step: int, job_id: str = "job") -> RankPlan:
+def take_step(planner: Planner, step: int, job_id: str = "job") -> StepPlan:
     """Take a step of a job from its sequences to its plan and return the plan.
 
     This function and those below repeat calls that fail with a retryable error.
     """
 
-    def attempt() -> RankPlan:
+    def attempt() -> StepPlan:
         _prepare(planner, step, job_id)
         _submit(planner, step, job_id)
         return _fetch(planner, step, job_id)
@@ -139,7 +139,7 @@ def submit_step(planner: Planner, step: int, job_id: str = "job") -> None:
     again(lambda: _submit(planner, step, job_id))
 
 
-def fetch(planner: Planner, step: int, job_id: str = "job") -> RankPlan:
+def fetch(planner: Planner, step: int, job_id: str = "job") -> StepPlan:
     """Fetch a plan, and wait until it is there."""
     return again(lambda: _fetch(planner, step, job_id))
 
@@ -169,10 +169,10 @@ def _submit(planner: Planner, step: int, job_id: str) -> None:
     planner.history.tell(Event(kind="submitted", asked_after=asked_after, job_id=job_id, epoch=epoch, step=step))
 
 
-def _fetch(planner: Planner, step: int, job_id: str) -> RankPlan:
+def _fetch(planner: Planner, step: int, job_id: str) -> StepPlan:
     asked_after = len(planner.history)
     with PlannerClient(planner.address) as client:
-        plan = client.fetch_plan(job_id, step, MODEL, 0, wait_s=10)
+        plan = client.fetch_plan(job_id, step, MODEL, wait_s=10)
     planner.history.tell(
         Event(
             kind="planned",

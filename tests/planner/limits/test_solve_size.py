@@ -16,11 +16,6 @@ def test_a_solve_holds_counts_of_sequences_and_loads_of_rows() -> None:
     assert got == 10 * COUNTS_SIZE_BYTES + 2 * LOAD_SIZE_BYTES
 
 
-def test_replayed_routing_adds_the_load_by_source_rank() -> None:
-    replay, rollout = (solve_size_bytes(10, 2, MODEL, CLUSTER, FREE, basis) for basis in (Basis.REPLAY, Basis.ROLLOUT))
-    assert replay - rollout == 4 * 2 * 3 * 16 * 8
-
-
 def test_expected_counts_are_kept_once_for_each_row_and_source_rank() -> None:
     few, many = (solve_size_bytes(num, 2, MODEL, CLUSTER, FREE, Basis.PREVIOUS_STEPS) for num in (5, 1000))
     assert few == 5 * COUNTS_SIZE_BYTES + 2 * LOAD_SIZE_BYTES

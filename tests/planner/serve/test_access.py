@@ -91,7 +91,7 @@ def test_S6_each_role_may_do_its_part_for_its_job_and_no_more(
     trainer = connect(tokens("ours", Role.TRAINER))
     trainer.register_job("ours", MODEL, CLUSTER, PARAMS)
     with pytest.raises(NotReady):
-        trainer.fetch_plan("ours", 1, MODEL, 0)
+        trainer.fetch_plan("ours", 1, MODEL)
     cert_file, key_file = authority.issue("rollout")
     worker = Credentials(
         token=tokens("ours", Role.ROLLOUT), ca_file=authority.file, cert_file=cert_file, key_file=key_file
@@ -115,7 +115,7 @@ def test_S6_another_job_is_refused_whether_it_exists_or_not(
     for job_id in ("theirs", "nobodys", "t*", "../theirs", "theirs\x00"):
         for call in (
             lambda name=job_id: submit(ours, name),
-            lambda name=job_id: ours.fetch_plan(name, 1, MODEL, 0),
+            lambda name=job_id: ours.fetch_plan(name, 1, MODEL),
             lambda name=job_id: ours.register_job(name, MODEL, CLUSTER, PARAMS),
         ):
             with pytest.raises(Forbidden) as caught:
@@ -220,7 +220,7 @@ def test_S6_streams_that_are_open_end_when_their_token_is_revoked(token_planner:
             assert reporter.report(step, "seq", routed_experts(0, 5))
             assert reporter.flush() == 1
             client.submit_schedule("ours", step, ["seq"], Schedule.round_robin(1, 1, CLUSTER))
-            client.fetch_plan("ours", step, MODEL, 0, wait_s=60)
+            client.fetch_plan("ours", step, MODEL, wait_s=60)
 
         request = plan_pb2.WatchPlansRequest(job_id="ours")
         watch = plan_pb2_grpc.PlanServiceStub(channel).WatchPlans(request, timeout=120)

@@ -67,7 +67,7 @@ def test_S9_an_older_launch_is_counted_by_cause_and_kept_for_the_page(
             with pytest.raises(StaleEpoch):
                 worker.flush()
             with pytest.raises(StaleEpoch):
-                late.fetch_plan("job", 1, MODEL, 0)
+                late.fetch_plan("job", 1, MODEL)
             for _ in range(2):
                 with pytest.raises(StaleEpoch, match="attempt 1 of job 'job' is over: attempt 2 began"):
                     first.register_job("job", MODEL, CLUSTER, PARAMS)

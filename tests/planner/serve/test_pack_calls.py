@@ -56,9 +56,9 @@ def test_a_packed_schedule_is_submitted_and_planned_like_any_other(
     assert schedule.num_micro_batches == SCHEDULE.num_micro_batches
     assert "packing" in reason
     with pytest.raises(NotReady, match="waiting for its schedule"):  # nothing was stored
-        client.fetch_plan(job_id, 1, MODEL, 0)
+        client.fetch_plan(job_id, 1, MODEL)
     client.submit_schedule(job_id, 1, ids, schedule)
-    assert client.fetch_plan(job_id, 1, MODEL, 0, wait_s=60).num_micro_batches == 2
+    assert client.fetch_plan(job_id, 1, MODEL, wait_s=60).num_micro_batches == 2
     again, _ = client.pack(job_id, 1, ids, LENGTH_S, SCHEDULE)  # also after the schedule and the plan
     assert again.num_sequences == 8
 
@@ -79,7 +79,7 @@ def test_S8_the_call_returns_what_packing_for_the_current_placement_returns(
     same_as_repacked(None)
     report_sequences(shared_planner.address, job_id, 0)
     client.submit_schedule(job_id, 0, ids, SCHEDULE)
-    client.fetch_plan(job_id, 0, MODEL, 0, wait_s=60)
+    client.fetch_plan(job_id, 0, MODEL, wait_s=60)
     store = Store.open(shared_planner.redis_url)
     home_LE = run(store.get_placement(run(store.get_job(job_id)), 0))
     run(store.close())
@@ -113,7 +113,7 @@ def test_a_schedule_may_name_others_than_the_sequences_that_were_packed(
         reporter.flush(timeout_s=120)
     for job in (job_id, other):
         client.submit_schedule(job, 1, others, SCHEDULE)
-        digests.append(client.fetch_plan(job, 1, MODEL, 0, wait_s=60).digest)
+        digests.append(client.fetch_plan(job, 1, MODEL, wait_s=60).digest)
     assert digests[0] == digests[1]
 
 

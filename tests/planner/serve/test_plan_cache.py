@@ -54,7 +54,7 @@ def test_many_fetches_at_once_read_once_even_if_one_hangs_up(
         plans = await asyncio.gather(*fetches[1:])
         assert counting.num_reads == 1
         assert all(plan is plans[0] for plan in plans)
-        assert plans[0].common.digest == PLAN.digest
+        assert plans[0].response.plan.digest == PLAN.digest
 
     run(scenario())
 

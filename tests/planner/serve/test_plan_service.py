@@ -9,9 +9,8 @@ from redis import Redis
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, count, eventually, report_sequences, routed_experts
 from relibra.errors import Conflict, InvalidInput, LimitExceeded, NotFound, NotReady, UnknownJob
-from relibra.planning import RankPlan, Schedule, StepLoad, check_rank_plan
+from relibra.planning import Schedule, StepPlan, check_step_plan
 from relibra.planning.plan import Basis
-from relibra.planning.source_load import source_load
 from relibra.rollout import RolloutReporter
 from relibra.store import Refused, Store
 from relibra.store.keys import AttemptKeys
@@ -36,7 +35,7 @@ def plan(client: PlannerClient, shared_planner: Service, job_id: str) -> Callabl
     def plan_step(step: int) -> None:
         ids = report_sequences(shared_planner.address, job_id, step)
         client.submit_schedule(job_id, step, ids, SCHEDULE)
-        client.fetch_plan(job_id, step, MODEL, 0, wait_s=60)
+        client.fetch_plan(job_id, step, MODEL, wait_s=60)
 
     return plan_step
 
@@ -54,33 +53,15 @@ def submit_raw(address: str, job_id: str, epoch: int, message: plan_pb2.Schedule
 
 def assert_nothing_was_kept(client: PlannerClient, job_id: str) -> None:
     with pytest.raises(NotReady, match="waiting for its schedule"):
-        client.fetch_plan(job_id, 1, MODEL, 0)
+        client.fetch_plan(job_id, 1, MODEL)
 
 
-def test_every_rank_gets_its_part_of_one_valid_plan(client: PlannerClient, job_id: str, ids: list[str]) -> None:
+def test_a_rank_gets_a_valid_plan(client: PlannerClient, job_id: str, ids: list[str]) -> None:
     client.submit_schedule(job_id, 1, ids, SCHEDULE)
-    plans = [client.fetch_plan(job_id, 1, MODEL, rank, wait_s=60) for rank in range(CLUSTER.num_ranks)]
-    for plan in plans:
-        check_rank_plan(plan, MODEL, CLUSTER)
-        assert (plan.id, plan.digest, plan.reason) == (plans[0].id, plans[0].digest, plans[0].reason)
-        np.testing.assert_array_equal(plan.replica_index_Q4, plans[0].replica_index_Q4)
-    assert plans[0].num_micro_batches == 2
-    assert plans[0].reason
-
-
-def test_S9_a_plan_says_which_load_it_expects_from_every_rank_unless_it_is_a_forecast(
-    client: PlannerClient, shared_planner: Service, job_id: str, ids: list[str]
-) -> None:
-    counts_SLE = np.stack([count(routed_experts(index, 5 + index)) for index in range(len(ids))])
-    expected_RMLB = source_load(StepLoad.of(counts_SLE, SCHEDULE, CLUSTER))
-    client.submit_schedule(job_id, 1, ids, SCHEDULE)
-    for rank in range(CLUSTER.num_ranks):
-        plan = client.fetch_plan(job_id, 1, MODEL, rank, wait_s=60)
-        assert plan.source_load_MLB is not None
-        assert np.array_equal(plan.source_load_MLB, expected_RMLB[rank])
-    report_sequences(shared_planner.address, job_id, 2)
-    client.submit_schedule(job_id, 2, ids, SCHEDULE, Basis.ROLLOUT)
-    assert client.fetch_plan(job_id, 2, MODEL, 0, wait_s=60).source_load_MLB is None
+    plan = client.fetch_plan(job_id, 1, MODEL, wait_s=60)
+    check_step_plan(plan, MODEL, CLUSTER)
+    assert plan.num_micro_batches == 2
+    assert plan.reason
 
 
 def test_S6_jobs_with_the_same_steps_and_sequence_ids_do_not_touch_each_other(
@@ -96,7 +77,7 @@ def test_S6_jobs_with_the_same_steps_and_sequence_ids_do_not_touch_each_other(
     one_micro_batch = Schedule.round_robin(8, 1, CLUSTER)
     client.submit_schedule(other, 1, ids, one_micro_batch)
     client.submit_schedule(job_id, 1, ids, SCHEDULE)
-    plan, other_plan = (client.fetch_plan(each, 1, MODEL, 0, wait_s=60) for each in (job_id, other))
+    plan, other_plan = (client.fetch_plan(each, 1, MODEL, wait_s=60) for each in (job_id, other))
     assert (plan.num_micro_batches, other_plan.num_micro_batches) == (2, 1)
     assert plan.id.epoch != other_plan.id.epoch
     assert plan.digest != other_plan.digest
@@ -105,9 +86,9 @@ def test_S6_jobs_with_the_same_steps_and_sequence_ids_do_not_touch_each_other(
 def test_a_fetch_that_waits_gets_the_plan_when_it_is_published(
     client: PlannerClient, job_id: str, ids: list[str]
 ) -> None:
-    plans: list[RankPlan] = []
+    plans: list[StepPlan] = []
     waiting = [
-        threading.Thread(target=lambda rank=rank: plans.append(client.fetch_plan(job_id, 1, MODEL, rank, wait_s=60)))
+        threading.Thread(target=lambda rank=rank: plans.append(client.fetch_plan(job_id, 1, MODEL, wait_s=60)))
         for rank in range(CLUSTER.num_ranks)
     ]
     for each in waiting:
@@ -122,17 +103,15 @@ def test_a_fetch_that_waits_gets_the_plan_when_it_is_published(
 def test_not_ready_says_what_it_is_waiting_for(client: PlannerClient, job_id: str, ids: list[str]) -> None:
     started_at = time.monotonic()
     with pytest.raises(NotReady, match=r"step 1 has no plan yet: waiting for its schedule \(8 sequences reported"):
-        client.fetch_plan(job_id, 1, MODEL, 0, wait_s=0.3)
+        client.fetch_plan(job_id, 1, MODEL, wait_s=0.3)
     assert time.monotonic() - started_at >= 0.3
 
 
-def test_unknown_jobs_and_ranks_are_refused(client: PlannerClient, job_id: str) -> None:
+def test_unknown_jobs_are_refused(client: PlannerClient) -> None:
     with pytest.raises(UnknownJob, match="'nobody'"):
-        client.fetch_plan("nobody", 1, MODEL, 0)
+        client.fetch_plan("nobody", 1, MODEL)
     with pytest.raises(UnknownJob, match="'nobody'"):
         client.submit_schedule("nobody", 1, ["seq"], Schedule.round_robin(1, 1, CLUSTER))
-    with pytest.raises(InvalidInput, match="ep_rank: expected 0 to 3, got 4"):
-        client.fetch_plan(job_id, 1, MODEL, 4)
 
 
 def test_a_sequence_scheduled_twice_is_refused(client: PlannerClient, job_id: str, ids: list[str]) -> None:
@@ -185,9 +164,9 @@ def test_a_schedule_is_idempotent_and_the_first_one_stands(client: PlannerClient
     client.submit_schedule(job_id, 1, ids, SCHEDULE)
     with pytest.raises(Conflict, match="another schedule"):
         client.submit_schedule(job_id, 1, ids, Schedule.round_robin(8, 4, CLUSTER))
-    plan = client.fetch_plan(job_id, 1, MODEL, 0, wait_s=60)
+    plan = client.fetch_plan(job_id, 1, MODEL, wait_s=60)
     client.submit_schedule(job_id, 1, ids, SCHEDULE)
-    assert client.fetch_plan(job_id, 1, MODEL, 0).id == plan.id
+    assert client.fetch_plan(job_id, 1, MODEL).id == plan.id
 
 
 def test_S9_a_refused_schedule_is_remembered_until_one_is_accepted(
@@ -287,7 +266,7 @@ def test_the_next_plan_starts_from_the_previous_placement(
     for step in (1, 2):
         ids = report_sequences(shared_planner.address, job_id, step)
         client.submit_schedule(job_id, step, ids, SCHEDULE)
-        client.fetch_plan(job_id, step, MODEL, 0, wait_s=60)
+        client.fetch_plan(job_id, step, MODEL, wait_s=60)
     store = Store.open(shared_planner.redis_url)
     first, second = run(store.plans_after(run(store.get_job(job_id)), 0))
     run(store.close())
@@ -297,12 +276,10 @@ def test_the_next_plan_starts_from_the_previous_placement(
 
 def test_64_agents_fetch_one_plan(client: PlannerClient, job_id: str, ids: list[str]) -> None:
     client.submit_schedule(job_id, 1, ids, SCHEDULE)
-    client.fetch_plan(job_id, 1, MODEL, 0, wait_s=60)
+    client.fetch_plan(job_id, 1, MODEL, wait_s=60)
     digests: list[bytes] = []
     agents = [
-        threading.Thread(
-            target=lambda rank=rank: digests.append(client.fetch_plan(job_id, 1, MODEL, rank % 4, wait_s=60).digest)
-        )
+        threading.Thread(target=lambda rank=rank: digests.append(client.fetch_plan(job_id, 1, MODEL, wait_s=60).digest))
         for rank in range(64)
     ]
     for each in agents:
@@ -321,7 +298,7 @@ def test_S7_a_schedule_beyond_the_largest_message_comes_in_parts(client: Planner
     schedule = Schedule.round_robin(len(names), 2, CLUSTER)
     assert sum(map(len, names)) > MAX_PART_SIZE_BYTES
     client.submit_schedule(job_id, 1, names, schedule, Basis.PREVIOUS_STEPS)
-    assert client.fetch_plan(job_id, 1, MODEL, 0, wait_s=60).num_micro_batches == 2
+    assert client.fetch_plan(job_id, 1, MODEL, wait_s=60).num_micro_batches == 2
     names = [f"{index:0180}" for index in range(100_000)]
     with pytest.raises(LimitExceeded, match="the message of SubmitSchedule may have 16777216 bytes, got"):
         client.submit_schedule(job_id, 2, names, Schedule.round_robin(len(names), 2, CLUSTER), Basis.PREVIOUS_STEPS)

@@ -110,50 +110,6 @@ def test_a_step_that_routes_as_planned_has_the_planned_loads() -> None:
     np.testing.assert_array_equal(realised_loads(plan, load), plan.rank_loads_MLR)
 
 
-def tokens_routed(seed: int, length: int) -> np.ndarray:
-    """Return an expert for every token, `[S, T, L]`."""
-    return np.random.default_rng(seed).integers(0, 8, (24, length, 2))
-
-
-def test_a_step_that_routes_otherwise_follows_the_rule_of_the_agents_token_by_token() -> None:
-    hot_SLE = step(0).counts_SLE + 60 * (np.arange(8) == 3)
-    plans = [solve(StepLoad.of(hot_SLE, SCHEDULE, ONE_NODE), SCHEDULE, MODEL, ONE_NODE, basis=each) for each in Basis]
-    shares_of: list[dict[tuple[int, ...], list[list[int]]]] = []
-    for plan in plans:
-        shares_of.append({})
-        for (row, layer, expert, rank), share_R in zip(
-            plan.quota_index_Q4[plan.is_replica_Q].tolist(), plan.shares.to_array().tolist(), strict=True
-        ):
-            for source, share in enumerate(share_R):
-                shares_of[-1].setdefault((row, layer, expert, source), []).append([rank, share])
-        assert any(sum(share > 0 for _, share in each) > 1 for each in shares_of[-1].values())
-
-    @settings(max_examples=25, deadline=None)
-    @given(st.integers(0, 2**32), st.integers(1, 60), st.sampled_from(range(3)))
-    def follows_the_rule(seed: int, length: int, number: int) -> None:
-        plan, routed_STL = plans[number], tokens_routed(seed, length)
-        load = StepLoad.of((routed_STL[..., None] == np.arange(8)).sum(axis=1), SCHEDULE, ONE_NODE)
-        loads_MLR = np.zeros((3, 2, 4), dtype=np.int64)
-        for row in range(3):
-            source_RLE = load.source_load_RLE(row)
-            for source, layer, expert in np.ndindex(4, 2, 8):
-                tokens = int(source_RLE[source, layer, expert])
-                home, begin = int(plan.home_rank_LE[layer, expert]), 0
-                ranks = [home] * tokens
-                for rank, share in shares_of[number].get((row, layer, expert, source), []):
-                    if plan.prediction.basis is Basis.REPLAY:
-                        first, end = begin, begin + share
-                    else:  # the cut points of fractions are shifted by a part of a token on every source rank
-                        first, end = (int(tokens * part / 2**15 + source / 4) for part in (begin, begin + share))
-                    ranks[first:end] = [rank] * (min(end, tokens) - min(first, tokens))
-                    begin += share
-                assert len(ranks) == tokens
-                np.add.at(loads_MLR[row, layer], ranks, 1)
-        np.testing.assert_array_equal(realised_loads(plan, load), loads_MLR)
-
-    follows_the_rule()
-
-
 def test_a_plan_from_previous_steps_is_valid_marked_and_better_than_none() -> None:
     tokens_MR = np.zeros((3, 4), dtype=np.int64)
     actual = step(7)

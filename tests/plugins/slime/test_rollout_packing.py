@@ -136,7 +136,7 @@ def crossing(planner: str, name: str, schedule: RolloutSchedule, data: dict[str,
             batch = slime.rank_batch(of_rank, LAYERS)
             reported.append(report_rank(reporter, 0, batch, rank, slime.trainer_layout(RANKS, 4)))
         submit_step(client, name, 0, reported)
-        home_LE = client.fetch_plan(name, 0, MODEL, 0, wait_s=60).home_rank_LE
+        home_LE = client.fetch_plan(name, 0, MODEL, wait_s=60).home_rank_LE
     node_LE = home_LE // CLUSTER.gpus_per_node
     layer_L1 = np.arange(MODEL.num_layers)[:, None]
     return sum(

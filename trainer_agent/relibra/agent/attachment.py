@@ -14,6 +14,7 @@ from relibra.agent.cells.arrivals import NUM_PARTS, Arrivals
 from relibra.agent.cells.fetch import Fetcher
 from relibra.agent.cells.gradient_return import ARRIVING_BYTES, GradientReturns
 from relibra.agent.cells.slots import Slots
+from relibra.agent.cells.token_split import TokenSplit
 from relibra.agent.cells.visit import ReplicaContext
 from relibra.agent.config import AgentConfig
 from relibra.agent.connection import connect
@@ -118,7 +119,7 @@ def attach(
         timed, host_copy = connect(config, groups, experts, device)
         is_fused = any(layer.config.gradient_accumulation_fusion for layer, _ in found)
         gathered = {index: megatron.gathering(chunk, layer.experts) for index, (layer, chunk) in by_index.items()}
-        source = plans or Session(config, groups.seat.ep_rank, token)
+        source = plans or Session(config, token)
         attached: list[Agent] = []
 
         def hook_in() -> None:
@@ -148,6 +149,7 @@ def attach(
                     slots=slots,
                     fetcher=Fetcher(timed, slots, experts, gathered, host_copy),
                     returns=GradientReturns(timed, arrivals, dtype),
+                    split=TokenSplit(lambda: groups.ep, groups.seat.ep_rank, config.cluster.gpus_per_node),
                 ),
                 reduces_early=config.cluster.num_ep_groups > 1 and any(map(megatron.reduces_early, chunks)),
                 replay_obstacle=lambda: next(

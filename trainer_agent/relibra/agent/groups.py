@@ -1,4 +1,4 @@
-"""The process groups of a rank: the whole job, its pipeline stage and its node; and its peers in other stages.
+"""The process groups of a rank: the whole job, its pipeline stage, EP group and node; and its peers in other stages.
 
 Expert tensor parallelism cuts the weights of every expert into parts. The ranks with one part are a stage of their own
 here: they move and replicate their part among themselves, by the same plan as the ranks with the other parts.
@@ -121,10 +121,6 @@ class Topology:
         """Return the global ranks that have the same seat and part in all pipeline stages, for each seat and part."""
         return [ranks for stages in self._by_part() for ranks in zip(*stages, strict=True)]
 
-    def part_holders(self) -> list[tuple[int, ...]]:
-        """Return the global ranks that hold all parts of the same experts, for each seat and pipeline stage."""
-        return [ranks for stages in zip(*self._by_part(), strict=True) for ranks in zip(*stages, strict=True)]
-
     def _by_part(self) -> list[list[tuple[int, ...]]]:
         """Return the ranks of the stages with each part, in the order of the pipeline."""
         by_part: dict[int, list[tuple[int, ...]]] = {}
@@ -148,13 +144,15 @@ class Groups:
     """All ranks of all stages, over gloo, whatever the backend of the job: they agree on one plan."""
     stage: dist.ProcessGroup
     """All ranks of all EP groups of this stage, by EP group and then EP rank; they exchange experts in a reorder."""
+    ep: dist.ProcessGroup
+    """The ranks of this EP group, in order; they count tokens together. It is `stage` where that is one EP group."""
     node: dist.ProcessGroup
     """The ranks of this EP group on this node, in order of EP rank; they exchange replicas."""
     pipeline: tuple[int, ...]
     """The global ranks of all pipeline stages that have this rank's seat, and its part of the experts."""
-    part_holders: tuple[int, ...]
-    """The global ranks with the parts of this rank's experts; this rank alone if experts are whole."""
     topology: Topology
+    num_ranks: int
+    """The ranks of an EP group."""
     node_size: int
     timeout: timedelta
     stage_index: int
@@ -173,10 +171,11 @@ class Groups:
         Raises:
             RelibraError: the ranks could not connect over gloo.
         """
-        return cls._created(topology, config.cluster.gpus_per_node, timedelta(seconds=config.collective_timeout_s))
+        cluster, timeout = config.cluster, timedelta(seconds=config.collective_timeout_s)
+        return cls._created(topology, cluster.num_ranks, cluster.gpus_per_node, timeout)
 
     @classmethod
-    def _created(cls, topology: Topology, node_size: int, timeout: timedelta) -> "Groups":
+    def _created(cls, topology: Topology, num_ranks: int, node_size: int, timeout: timedelta) -> "Groups":
         mine = dist.get_rank()
 
         def own(member_lists: Sequence[Sequence[int]]) -> dist.ProcessGroup:
@@ -189,15 +188,19 @@ class Groups:
             assert found is not None
             return found
 
-        size = node_size
-        return cls(
-            everyone=_over_gloo(timeout),
-            stage=own(topology.stages),
+        def own_part(size: int) -> dist.ProcessGroup:
             # Ranks of a stage are sorted by EP group and EP rank, and nodes divide EP groups.
-            node=own([ranks[i : i + size] for ranks in topology.stages for i in range(0, len(ranks), size)]),
+            return own([ranks[i : i + size] for ranks in topology.stages for i in range(0, len(ranks), size)])
+
+        everyone, stage = _over_gloo(timeout), own(topology.stages)
+        return cls(
+            everyone=everyone,
+            stage=stage,
+            ep=stage if len(topology.stages[0]) == num_ranks else own_part(num_ranks),
+            node=own_part(node_size),
             pipeline=next(ranks for ranks in topology.pipelines() if mine in ranks),
-            part_holders=next(ranks for ranks in topology.part_holders() if mine in ranks),
             topology=topology,
+            num_ranks=num_ranks,
             node_size=node_size,
             timeout=timeout,
             stage_index=topology.stage_of(mine),
@@ -245,12 +248,12 @@ class Groups:
             return
         log.info("the process groups were destroyed since the last step: creating the agent's groups again")
         self.close()
-        again = Groups._created(self.topology, self.node_size, self.timeout)
-        self.everyone, self.stage, self.node = again.everyone, again.stage, again.node
+        again = Groups._created(self.topology, self.num_ranks, self.node_size, self.timeout)
+        self.everyone, self.stage, self.ep, self.node = again.everyone, again.stage, again.ep, again.node
         self._tell_listeners()
 
     def _all(self) -> tuple[dist.ProcessGroup, ...]:
-        return self.everyone, self.stage, self.node
+        return tuple({id(group): group for group in (self.everyone, self.stage, self.ep, self.node)}.values())
 
     def _inner(self) -> list[dist.ProcessGroup]:
         """Return the groups that do the work. A wrapper holds its group in `group`, and None while it is destroyed."""

@@ -15,7 +15,6 @@ from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.given_routing import GivenRouting
 from relibra.agent.cells.micro_batch import MicroBatch, RealisedLoad, running
 from relibra.agent.cells.replay import check_routing
-from relibra.agent.cells.routed_tokens import RoutedTokens
 from relibra.agent.groups import Groups
 from relibra.agent.plans.outcome import PhaseRecord, StepOutcome
 from relibra.agent.plans.plan_source import PlanSource
@@ -23,7 +22,6 @@ from relibra.agent.setting import Refusal
 from relibra.agent.transport.timed import TimedTransport
 from relibra.errors import RelibraError, Unsupported
 from relibra.planning import Model, Phase
-from relibra.planning.routing_check import RoutingCause
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +53,6 @@ class Phases:
         self._model, self._groups, self._plans, self._device = model, groups, plans, device
         self._transport, self._cells, self._replay_obstacle = transport, cells, replay_obstacle
         self._records: list[PhaseRecord] = []
-        self._logged: set[RoutingCause] = set()
         self._refusal: Unsupported | None = None
 
     @property
@@ -74,7 +71,6 @@ class Phases:
                 outcome,
                 is_first=not self._records,
                 realised=RealisedLoad(cells.num_micro_batches, self._model.num_layers),
-                routed=None if cells.planned_MLB is None else RoutedTokens(cells.planned_MLB),
                 transport=self._transport,
             )
         )
@@ -85,15 +81,12 @@ class Phases:
             self.open.end()
 
     def close(self) -> None:
-        """End the step: compare the routing of its phases with the plan, and hand over the reports.
+        """End the step: hand over the reports.
 
-        In a pipeline, this is collective over the ranks of all stages that have the same EP rank and EP group; with
-        expert tensor parallelism, over the ranks that hold the parts of the same experts.
+        In a pipeline, this is collective over the ranks of all stages that have the same EP rank and EP group.
         """
         self.end_phase()
         for record in self._records:
-            record.check_routing(self._groups.part_holders, self._groups.everyone)
-            self._log_routing(record)
             refusal = record.take_refusal()
             if refusal is not None:
                 self._refusal = self._refusal or refusal
@@ -160,7 +153,6 @@ class Phases:
                 index=index,
                 cells=self._cells(),
                 realised=record.realised if record is not None else None,
-                routed=record.routed if record is not None else None,
                 given=record.given if record is not None else GivenRouting(),
                 given_experts=experts.on(self._device) if experts is not None else None,
             )
@@ -187,19 +179,3 @@ class Phases:
             if record.phase == phase:
                 return record.realised.load_ML
         raise RelibraError(f"phase {phase} is not open: call begin_step first, and realised_load before end_step")
-
-    def _log_routing(self, record: PhaseRecord) -> None:
-        """Log every likely cause of routing that differs from the plan once in the life of the agent."""
-        for cause, num_cells in record.routing.otherwise.items():
-            if cause not in self._logged:
-                self._logged.add(cause)
-                log.warning(
-                    "step %d, phase %s: routing differs from what was planned in %d of %d cells of this rank; likely "
-                    "cause: %s. The plan cannot balance such cells (docs/runbook.md#relibraroutedotherwise). This "
-                    "cause is logged once; the status service counts its cells in every step",
-                    record.outcome.step,
-                    record.phase,
-                    num_cells,
-                    record.routing.num_cells,
-                    cause.likely,
-                )

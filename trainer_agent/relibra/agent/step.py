@@ -16,7 +16,7 @@ from relibra.agent.plans.outcome import StepOutcome
 from relibra.agent.plans.plan_source import PlanAnswer, PlanSource
 from relibra.agent.plans.trouble import Trouble
 from relibra.errors import InvalidPlan, RelibraError
-from relibra.planning import Cause, RankPlan, check_rank_plan
+from relibra.planning import Cause, StepPlan, check_step_plan
 
 
 class StepOpener:
@@ -36,6 +36,8 @@ class StepOpener:
         self._config, self._groups, self._plans, self._homes = config, groups, plans, homes
         self._device = device
         self._accepted_epoch = 0
+        self._last: StepPlan | None = None
+        """The last plan that all ranks applied. A step without a plan keeps its placement and replicas."""
         self._unplanned = Trouble("steps use their plans again, after %d steps without one")
         self._cells = self._cells_of(None)
 
@@ -60,14 +62,7 @@ class StepOpener:
         decision = agreement.decide(agreement.exchange(offer, self._groups.everyone))
         if plan is None or decision.plan_id is None:
             own = f" (this rank: {why})" if offer.plan_id is None else ""
-            reason = decision.reason + own
-            self._unplanned.met(
-                decision.causes,
-                "not balancing since step %d: it keeps its placement, without replicas: %s",
-                step,
-                reason,
-            )
-            return StepOutcome(step=step, applied=None, causes=decision.causes, reason=reason, plan_wait_s=plan_wait_s)
+            return self._without_plan(step, decision.causes, decision.reason + own, plan_wait_s)
         placement = self._homes.placement
         num_moved_experts = int((plan.home_rank_LE != placement.home_rank_LE).sum())
         began = time.monotonic()
@@ -75,24 +70,10 @@ class StepOpener:
         reorder_s = time.monotonic() - began
         if failure is not None:
             reason = f"the reorder was undone: {failure}"
-            self._unplanned.met(
-                Cause.UNDONE,
-                "not balancing since step %d: it keeps its placement, without replicas: %s",
-                step,
-                reason,
-                level=logging.ERROR,
-            )
-            return StepOutcome(
-                step=step,
-                applied=None,
-                causes=(Cause.UNDONE,),
-                reason=reason,
-                plan_wait_s=plan_wait_s,
-                reorder_s=reorder_s,
-            )
+            return self._without_plan(step, (Cause.UNDONE,), reason, plan_wait_s, reorder_s)
         self._accepted_epoch = decision.plan_id.epoch
         self._unplanned.over()
-        self._cells = self._cells_of(plan)
+        self._last, self._cells = plan, self._cells_of(plan)
         return StepOutcome(
             step=step,
             applied=decision.plan_id,
@@ -105,7 +86,7 @@ class StepOpener:
         )
 
     def close(self) -> None:
-        """End the step: keep its placement and drop its replicas."""
+        """End the step: forwards outside steps have no replicas."""
         self._cells = self._cells_of(None)
 
     def move_back(self) -> None:
@@ -114,9 +95,36 @@ class StepOpener:
         Raises:
             RelibraError: the experts could not be moved.
         """
+        self._last = None
         _, failure = self._move_to(Placement.identity(self._config.model, self._config.cluster))
         if failure is not None:
             raise RelibraError(f"could not move experts back to their original places: {failure}; call detach again")
+
+    def _without_plan(
+        self, step: int, causes: tuple[Cause, ...], reason: str, plan_wait_s: float, reorder_s: float = 0.0
+    ) -> StepOutcome:
+        """Begin a step that has no plan of its own: it keeps what all ranks applied last (L1)."""
+        kept = None if self._last is None else self._last.id
+        keeps = "its placement, without replicas" if kept is None else f"placement and replicas of plan {kept}"
+        self._unplanned.met(
+            causes,
+            "no plan since step %d: it keeps %s: %s",
+            step,
+            keeps,
+            reason,
+            level=logging.ERROR if Cause.UNDONE in causes else logging.WARNING,
+        )
+        self._cells = self._cells_of(self._last)
+        return StepOutcome(
+            step=step,
+            applied=None,
+            kept=kept,
+            causes=causes,
+            reason=reason,
+            num_replicas=self.cells.num_replicas,
+            plan_wait_s=plan_wait_s,
+            reorder_s=reorder_s,
+        )
 
     def _offer(self, step: int, answer: PlanAnswer) -> tuple[Offer, str]:
         """Return the offer of this rank to the agreement, and why it does not offer the plan it was given."""
@@ -129,7 +137,7 @@ class StepOpener:
         try:
             if plan.step != step:
                 raise InvalidPlan.of("plan.step", expected=str(step), got=plan.step)
-            check_rank_plan(plan, self._config.model, self._config.cluster)
+            check_step_plan(plan, self._config.model, self._config.cluster)
         except InvalidPlan as error:
             return Offer(step=step, plan_id=None, lack=Cause.INVALID), str(error)
         return Offer(step=step, plan_id=plan.id, digest=plan.digest), why
@@ -139,14 +147,12 @@ class StepOpener:
         self._cells = self._cells_of(None)
         return sent_bytes, failure
 
-    def _cells_of(self, plan: RankPlan | None) -> StepCells:
+    def _cells_of(self, plan: StepPlan | None) -> StepCells:
         return StepCells(
             self._homes.placement,
             self._config.cluster,
             ep_group=self._groups.seat.ep_group,
             ep_rank=self._groups.seat.ep_rank,
-            etp_rank=self._groups.etp_rank,
-            num_etp_ranks=self._groups.topology.num_etp_ranks,
             plan=plan,
             device=self._device,
         )

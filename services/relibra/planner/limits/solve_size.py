@@ -3,12 +3,11 @@
 A small schedule may ask for a large solve: a micro-batch costs a few bytes in the message and a load of every expert in
 the solver. The size is known before anything of that size exists.
 
-M rows, L layers, E experts, R EP ranks, S sequences, B buckets of experts.
+M rows, L layers, E experts, R EP ranks, S sequences.
 """
 
 from relibra.planning import Cluster, Model, PlanParams
 from relibra.planning.plan import Basis
-from relibra.planning.source_load import NUM_BUCKETS
 from relibra.planning.traffic_size import dispatch_costs_time, traffic_size_bytes
 
 _COUNT_SIZE_BYTES = 1
@@ -36,17 +35,14 @@ def solve_size_bytes(
 ) -> int:
     """Return the size of the arrays that a solve needs in any case; a solve of many replicas takes more.
 
-    The arrays are counts `[S, L, E]`, loads `[M, L, E]`, and for replayed routing the load by source rank
-    `[R, M, L, B]`. If the counts are expected, one entry stands for all sequences of a row and source rank. Where
-    dispatch costs time, the sums of `planning.traffic` come on top.
+    The arrays are counts `[S, L, E]` and loads `[M, L, E]`. If the counts are expected, one entry stands for all
+    sequences of a row and source rank. Where dispatch costs time, the sums of `planning.traffic` come on top.
     """
     cells_size_bytes = num_rows * model.num_layers * _LOAD_SIZE_BYTES
     if basis is Basis.PREVIOUS_STEPS:
         num_sequences = min(num_sequences, num_rows * cluster.num_ranks)
     counts_size_bytes = num_sequences * model.num_layers * model.num_experts * _COUNT_SIZE_BYTES
     size_bytes = counts_size_bytes + cells_size_bytes * model.num_experts
-    if basis is Basis.REPLAY:
-        size_bytes += cells_size_bytes * cluster.num_ranks * min(NUM_BUCKETS, model.num_experts)
     if dispatch_costs_time(cluster, params.counting_copies(model, cluster)):
         size_bytes += traffic_size_bytes(num_rows, model, cluster)
     return size_bytes

@@ -125,21 +125,19 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
             await self._store.note_packing(job, step, text, is_packed=is_packed)
 
     async def FetchPlan(self, request: plan_pb2.FetchPlanRequest, context: Any) -> plan_pb2.FetchPlanResponse:
-        """Return one rank's part of the plan of a step, as soon as the plan is published."""
-        job_id, step, rank = check_job_id(request.job_id), self._admission.check_step(request.step), request.ep_rank
+        """Return the plan of a step, as soon as it is published."""
+        job_id, step = check_job_id(request.job_id), self._admission.check_step(request.step)
         epoch = check_epoch(request.epoch)
         plan = await self._cache.get(job_id, epoch, step)
         if plan is None:
             job = await self._attempts.job(job_id, epoch)
-            _check_rank(rank, job.cluster.num_ranks)
             await self._wait_for_plan(job, step, min(request.wait_ms / 1000, MAX_FETCH_WAIT_S))
             plan = await self._cache.get(job_id, epoch, step)
         else:
             await self._attempts.see(job_id, epoch)
         if plan is None:
             raise NotReady(f"step {step} no longer has a plan: its job was re-created, or newer steps replaced it")
-        _check_rank(rank, len(plan.shares))
-        return plan.for_rank(rank)
+        return plan.response
 
     async def WatchPlans(
         self, request: plan_pb2.WatchPlansRequest, context: Any
@@ -199,11 +197,6 @@ def _traceparent() -> str:
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
     return carrier.get("traceparent", "")
-
-
-def _check_rank(rank: int, num_ranks: int) -> None:
-    if rank >= num_ranks:
-        raise InvalidInput.of("ep_rank", expected=f"0 to {num_ranks - 1}", got=rank)
 
 
 def _waiting_for(record: StepRecord, obstacle: str) -> str:

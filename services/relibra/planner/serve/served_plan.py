@@ -12,18 +12,16 @@ from relibra.wire.messages import encode_basis, encode_plan_id
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedPlan:
-    """The part of a plan that all ranks share, and the part of each rank."""
+    """A plan in the form in which ranks get it."""
 
     id: PlanId
-    common: plan_pb2.RankPlan
-    shares: list[array_pb2.Array]
-    source_loads: list[array_pb2.Array]
+    response: plan_pb2.FetchPlanResponse
 
     @classmethod
     def of(cls, job: JobRecord, plan: PackedPlan) -> "ServedPlan":
-        """Build the messages of a plan."""
+        """Build the answer that every rank gets."""
         record, arrays = plan.record, plan.common
-        common = plan_pb2.RankPlan(
+        message = plan_pb2.StepPlan(
             id=encode_plan_id(record.id),
             step=record.step,
             digest=record.digest,
@@ -35,25 +33,12 @@ class ServedPlan:
             replica_expert=_message(arrays["replica_expert"]),
             replica_rank=_message(arrays["replica_rank"]),
         )
-        return cls(
-            id=record.id,
-            common=common,
-            shares=[_message(share) for share in plan.shares],
-            source_loads=[_message(load) for load in plan.source_loads],
-        )
+        return cls(id=record.id, response=plan_pb2.FetchPlanResponse(plan=message))
 
     @property
     def size_bytes(self) -> int:
-        """How much memory the messages take."""
-        return sum(each.ByteSize() for each in (self.common, *self.shares, *self.source_loads))
-
-    def for_rank(self, rank: int) -> plan_pb2.FetchPlanResponse:
-        """Return the answer to one rank."""
-        response = plan_pb2.FetchPlanResponse(plan=self.common)
-        response.plan.replica_share.CopyFrom(self.shares[rank])
-        if self.source_loads:
-            response.plan.source_load.CopyFrom(self.source_loads[rank])
-        return response
+        """How much memory the answer takes."""
+        return self.response.ByteSize()
 
 
 def _message(packed: PackedArray) -> array_pb2.Array:

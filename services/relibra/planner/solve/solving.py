@@ -164,7 +164,7 @@ def _solve(step: _Step, num_threads: int) -> EncodedPlan:
         basis=step.basis,
     )
     check_plan(plan, step.load.load_MLE)
-    return EncodedPlan.of(plan, step.load)
+    return EncodedPlan.of(plan)
 
 
 async def _trained_on(store: Store, job: JobRecord, step: int) -> list[str] | None:

@@ -117,7 +117,8 @@ def exact_gap(plan: Plan, load: StepLoad, time_limit_s: float = _TIME_LIMIT_S) -
     cluster, load_MLE = plan.cluster, load.load_MLE
     planned_ML = plan.rank_loads_MLR.max(axis=-1)
     min_tokens = price_replicas(plan.params, load_MLE, plan.model, cluster).least
-    min_tokens = min([min_tokens, *plan.quota_tokens_Q[plan.is_replica_Q]])  # the optimum may do what the plan does
+    used_Y = plan.replica_tokens_Y[plan.replica_tokens_Y > 0]
+    min_tokens = min([min_tokens, *used_Y])  # the optimum may do what the plan does
     best_ML = plan.lower_bound_ML.astype(np.int64)
     is_proven_ML = planned_ML == best_ML
     for row, layer in np.argwhere(~is_proven_ML):  # a cell at its bound is optimal

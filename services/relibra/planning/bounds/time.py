@@ -12,7 +12,7 @@ All three are sums over cells, in microseconds of a step. Choices of plans round
 
 Neither bounds other schedules: sequences that start on other ranks cross less or more.
 
-M rows, L layers, E experts, R EP ranks, Q quotas.
+M rows, L layers, E experts, R EP ranks, Y replicas.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from relibra.planning.bounds.cell import lower_bound_ML
 from relibra.planning.cost import CostModel
 from relibra.planning.job import Cluster
-from relibra.planning.load import home_loads, rank_loads
+from relibra.planning.plan import replicated_loads
 from relibra.planning.traffic import Traffic
 
 
@@ -41,9 +41,10 @@ class ModelledTime:
 def modelled_time(
     load_MLE: NDArray[np.int64],
     home_LE: NDArray[np.int32],
-    quota_index_Q4: NDArray[np.int32],
-    quota_tokens_Q: NDArray[np.int64],
-    crossing_Q: NDArray[np.int64] | None,
+    replica_index_Y4: NDArray[np.int32],
+    replica_tokens_Y: NDArray[np.int64],
+    crossing_MLE: NDArray[np.int64],
+    crossing_Y: NDArray[np.int64],
     bound_ML: NDArray[np.float64],
     floor_L: NDArray[np.int64],
     cluster: Cluster,
@@ -55,10 +56,10 @@ def modelled_time(
     Args:
         load_MLE: the loads that it was made for.
         home_LE: its placement.
-        quota_index_Q4: its quotas, as in `Plan`.
-        quota_tokens_Q: their tokens.
-        crossing_Q: the tokens of replicas that come from other nodes, as in `Quotas`. None: replicas get the same part
-            of every source's tokens.
+        replica_index_Y4: its replicas, as in `Plan`.
+        replica_tokens_Y: their tokens.
+        crossing_MLE: the copies that come from other nodes than that of their expert.
+        crossing_Y: those of them that replicas take.
         bound_ML: tokens of the slowest rank that no plan with this placement goes below.
         floor_L: tokens of the slowest rank, summed over rows, that no plan of any placement goes below.
         cluster: the EP groups.
@@ -67,11 +68,10 @@ def modelled_time(
     """
     shape = (*load_MLE.shape[:2], cluster.num_ranks)
     size = cluster.gpus_per_node
-    crossing_MLE, copies_ML = np.empty_like(load_MLE), np.empty(shape[:2], dtype=np.int64)
+    copies_ML = np.empty(shape[:2], dtype=np.int64)
     fewest = 0
     for layer, home_E in enumerate(home_LE):
         of_layer, load_ME, node_E = traffic.layer(layer), load_MLE[:, layer], home_E // size
-        crossing_MLE[:, layer] = of_layer.crossing_ME(load_ME, node_E)
         if traffic.by_rank:
             copies_ML[:, layer] = of_layer.leaving_M(node_E)
         else:
@@ -79,13 +79,11 @@ def modelled_time(
         fewest += int((load_ME.sum(axis=0) - of_layer.local_NEM.sum(axis=2).max(axis=0)).sum())
     bound_copies_ML = copies_ML
     if traffic.by_rank:
-        enters_ML = _most_that_enter_ML(
-            crossing_MLE, load_MLE, home_LE, quota_index_Q4, quota_tokens_Q, crossing_Q, shape[2]
-        )
+        enters_ML = replicated_loads(crossing_MLE, home_LE, replica_index_Y4, crossing_Y, shape[2]).max(axis=-1)
         least_ML = lower_bound_ML(crossing_MLE, home_LE, cluster).astype(np.int64)
         bound_copies_ML = np.maximum(copies_ML, least_ML * size)
         copies_ML = np.maximum(copies_ML, enters_ML * size)
-    slowest_ML = rank_loads(quota_index_Q4, quota_tokens_Q, *shape).max(axis=-1)
+    slowest_ML = replicated_loads(load_MLE, home_LE, replica_index_Y4, replica_tokens_Y, shape[2]).max(axis=-1)
 
     def time_us(tokens: int, copies_of_nodes: int) -> float:
         return cost.saved_us(tokens) + cost.crossing_us(copies_of_nodes / size)
@@ -95,31 +93,3 @@ def modelled_time(
         bound_us=time_us(int(bound_ML.sum()), int(bound_copies_ML.sum())),
         floor_us=time_us(int(floor_L.sum()), -(-fewest // cluster.num_nodes)),
     )
-
-
-def _most_that_enter_ML(
-    crossing_MLE: NDArray[np.int64],
-    load_MLE: NDArray[np.int64],
-    home_LE: NDArray[np.int32],
-    quota_index_Q4: NDArray[np.int32],
-    quota_tokens_Q: NDArray[np.int64],
-    crossing_Q: NDArray[np.int64] | None,
-    num_ranks: int,
-) -> NDArray[np.int64]:
-    """Return the most copies from other nodes that enter a rank of every cell."""
-    _, layer_Q, expert_Q, rank_Q = quota_index_Q4.T
-    is_replica_Q = home_LE[layer_Q, expert_Q] != rank_Q
-    to_Y4 = quota_index_Q4[is_replica_Q]
-    row_Y, layer_Y, expert_Y, _ = to_Y4.T
-    if crossing_Q is not None:
-        crossing_Y = crossing_Q[is_replica_Q]
-    else:
-        of_expert_Y, load_Y = crossing_MLE[row_Y, layer_Y, expert_Y], load_MLE[row_Y, layer_Y, expert_Y]
-        crossing_Y = quota_tokens_Q[is_replica_Q] * of_expert_Y // load_Y
-    from_Y4 = to_Y4.copy()
-    from_Y4[:, 3] = home_LE[layer_Y, expert_Y]
-    shape = (*load_MLE.shape[:2], num_ranks)
-    enters_MLR = home_loads(crossing_MLE, home_LE, num_ranks)
-    enters_MLR += rank_loads(to_Y4, crossing_Y, *shape) - rank_loads(from_Y4, crossing_Y, *shape)
-    most_ML: NDArray[np.int64] = enters_MLR.max(axis=-1)
-    return most_ML

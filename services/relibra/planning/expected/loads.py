@@ -1,22 +1,22 @@
 """Loads that are estimated because routing is not replayed, or not recorded yet.
 
-Plans are rules, so a plan for estimated loads is executed like any other: where the estimate is wrong it costs balance,
-and nothing else. `realised_loads` computes what the ranks then do.
+Ranks split the tokens that really come, so a plan for estimated loads is executed like any other: where the estimate is
+wrong, the copies fit less well, and nothing else. `realised_loads` computes what the ranks then do.
 
-M rows, L layers, E experts, R EP ranks, K top-k, T tokens, S (row, source rank) pairs, Q quotas, Y replicas.
+M rows, L layers, E experts, R EP ranks, K top-k, T tokens, S (row, source rank) pairs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
 from relibra.planning.job import Cluster, Model
-from relibra.planning.load import StepLoad, home_loads
-from relibra.planning.plan import Basis, Plan
+from relibra.planning.load import StepLoad
+from relibra.planning.plan import Plan, replicated_loads
 from relibra.planning.schedule import Schedule
-from relibra.planning.shares import begins, tokens_of
+from relibra.planning.split import split_step
 
 WINDOW = 4
 """Earlier steps that the estimate uses. With the default decay, the step before these would weigh 3 %."""
@@ -99,58 +99,20 @@ def realised_loads(plan: Plan, load: StepLoad) -> NDArray[np.int64]:
     """Return the token copies that every rank computes where a step routes `load` under `plan`, int64 `[M, L, R]`.
 
     Raises:
-        InvalidInput: the load has other rows or ranks than the plan.
+        InvalidInput: the load has other rows than the plan.
     """
-    home_LE = plan.home_rank_LE
-    loads_MLR = home_loads(load.load_MLE, home_LE, plan.cluster.num_ranks)
-    row_Y, layer_Y, expert_Y, rank_Y = plan.quota_index_Q4[plan.is_replica_Q].T
-    sent_Y = realised_replica_tokens(plan, load)
-    np.add.at(loads_MLR, (row_Y, layer_Y, rank_Y), sent_Y)
-    np.add.at(loads_MLR, (row_Y, layer_Y, home_LE[layer_Y, expert_Y]), -sent_Y)
-    return loads_MLR
-
-
-def realised_replica_tokens(plan: Plan, load: StepLoad) -> NDArray[np.int64]:
-    """Return the token copies that every replica of `plan` computes where a step routes `load`, int64 `[Y]`.
-
-    Each source rank sends its tokens of an expert to the replicas in their order, to each up to its share, and the rest
-    to the home. Agents follow the same rule. In a forecast plan a share is a fraction of what the source rank has.
-
-    Raises:
-        InvalidInput: the load has other rows or ranks than the plan.
-    """
-    return np.concatenate([np.zeros(0, dtype=np.int64), *(sent_YR.sum(axis=1) for sent_YR in _sent(plan, load))])
-
-
-def realised_crossing_tokens(plan: Plan, load: StepLoad) -> NDArray[np.int64]:
-    """Return the part of `realised_replica_tokens` that comes from ranks of other nodes than the replica's."""
-    size = plan.cluster.gpus_per_node
-    node_Y = plan.quota_index_Q4[plan.is_replica_Q, 3] // size
-    crossing, begin = [np.zeros(0, dtype=np.int64)], 0
-    for sent_YR in _sent(plan, load):
-        crosses_YR = np.arange(load.num_ranks) // size != node_Y[begin : begin + len(sent_YR), None]
-        crossing.append((sent_YR * crosses_YR).sum(axis=1))
-        begin += len(sent_YR)
-    return np.concatenate(crossing)
-
-
-def _sent(plan: Plan, load: StepLoad) -> Iterator[NDArray[np.int64]]:
-    """Yield the token copies that every source rank sends to the replicas of each row, int64 `[Y, R]`."""
-    expected = (plan.num_rows, plan.cluster.num_ranks)
-    if (load.num_rows, load.num_ranks) != expected:
-        raise InvalidInput.of("load", expected=f"[M, R] = {expected}", got=(load.num_rows, load.num_ranks))
-    index_Y4 = plan.quota_index_Q4[plan.is_replica_Q]
-    share_YR = plan.shares.to_array()
-    end_M = np.searchsorted(index_Y4[:, 0], np.arange(plan.num_rows), side="right")
-    for row, (first, end) in enumerate(zip([0, *end_M[:-1]], end_M, strict=True)):
-        _, layer_Y, expert_Y, _ = index_Y4[first:end].T
-        share = share_YR[first:end].astype(np.int64)
-        before = begins(index_Y4[first:end], share)
-        has_YR = load.source_load_RLE(row)[:, layer_Y, expert_Y].T
-        if plan.prediction.basis is Basis.REPLAY:
-            yield np.clip(has_YR - before, 0, share)
-        else:
-            yield tokens_of(has_YR, before, share, np.arange(load.num_ranks), load.num_ranks)
+    if load.num_rows != plan.num_rows:
+        raise InvalidInput.of("load", expected=f"{plan.num_rows} rows", got=load.num_rows)
+    home_LE, index_Y4 = plan.home_rank_LE, plan.replica_index_Y4
+    tokens_Y, _ = split_step(
+        load.load_MLE,
+        load.crossing_MLE(home_LE, plan.cluster),
+        home_LE,
+        index_Y4,
+        plan.cluster.gpus_per_node,
+        load.num_ranks,
+    )
+    return replicated_loads(load.load_MLE, home_LE, index_Y4, tokens_Y, plan.cluster.num_ranks)
 
 
 def _load_of_pairs(

@@ -18,10 +18,11 @@ from relibra.planning.jit import compiled
 from relibra.planning.job import Cluster
 from relibra.planning.prices import ReplicaPrice
 from relibra.planning.replicas.layer_replicas import LayerReplicas, worth_their_cell
-from relibra.planning.shares import WHOLE
 
 _SCALE = 1 << 20
 """Tokens of a node in the units of the search. Squares and their sums then stay within int64."""
+_WHOLE = 1 << 15
+"""The load of an expert in the units of a replica's part of it."""
 _NUM_SWEEPS = 8
 """How often all experts divide their tokens anew after a replica is added."""
 
@@ -41,9 +42,9 @@ def hedge_layer(
         place_Y, rank_Y = np.nonzero(held_XG)
         expert.append(expert_X[place_Y])
         rank.append(rank_Y + node * size)
-        fraction.append(held_XG[place_Y, rank_Y] * WHOLE // load_X[place_Y])
+        fraction.append(held_XG[place_Y, rank_Y] * _WHOLE // load_X[place_Y])
     expert_Y, rank_Y, fraction_Y = np.concatenate(expert), np.concatenate(rank), np.concatenate(fraction)
-    tokens_MY = load_ME[:, expert_Y] * fraction_Y // WHOLE
+    tokens_MY = load_ME[:, expert_Y] * fraction_Y // _WHOLE
     is_kept_MY = tokens_MY >= price.least
     row_Y, kept_Y = np.nonzero(is_kept_MY)
     tokens_MY[~is_kept_MY] = 0

@@ -8,15 +8,9 @@ Replicas stay on the node of their home, so the same copies leave and enter a no
 a node share what enters it, dispatch is the same for all choices, and tokens alone decide.
 
 In an all-to-all, a replica also takes copies off its home's adapter: those of its tokens that come from other nodes.
-Its other tokens are local. So choices are made in every cell that start from either sum:
-
-- One balances the tokens of ranks. Which of a replica's tokens cross is then chosen so that the copies that enter ranks
-  are even too.
-- The other balances the copies that enter ranks. How many local tokens a replica has is then chosen so that the tokens
-  of ranks are even too (`even_out`). A third choice adds replicas of local tokens alone where slots are left.
-
-A cell takes the fastest of them, or no replicas if that is faster still. In a forecast, replicas get the same part of
-every source's tokens, and nothing is evened out.
+So two choices are made in every cell: one balances the tokens of ranks, the other the copies that enter ranks. What
+comes of either is decided when the router has run (`planning.split`), so they are judged by that. A cell takes the
+faster choice, or no replicas if that is faster still.
 
 M rows, E experts, R EP ranks, Y replicas, K choices.
 """
@@ -29,8 +23,8 @@ from numpy.typing import NDArray
 from relibra.planning.jit import compiled
 from relibra.planning.job import Cluster
 from relibra.planning.prices import ReplicaPrice
-from relibra.planning.replicas.even_out import add_local, even_out, parts
 from relibra.planning.replicas.layer_replicas import LayerReplicas, balance_layer, worth_their_cell
+from relibra.planning.split import split_step
 from relibra.planning.traffic import UNIT_BITS, LayerTraffic
 
 
@@ -61,21 +55,14 @@ def replicate_by_time(
         # What a token of the slowest rank is worth, if it comes with the mean number of copies.
         worth = (1 << UNIT_BITS) + traffic.price * crossing // tokens
         of_busiest = (price.of_busiest << UNIT_BITS) // worth
-        of_tokens = balance_layer(load_ME, home_E, cluster, price.least, of_busiest)
-        choices.append(_with_copies(of_tokens, load_ME, crossing_ME))
-        if traffic.picks_sources:
-            even_out(load_ME, crossing_ME, home_E, cluster.num_ranks, *_replicas(choices[-1]), price.least, True)
+        choices.append(balance_layer(load_ME, home_E, cluster, price.least, of_busiest))
         if crossing:
             least, of_busiest = max(1, price.least * crossing // tokens), of_busiest * crossing // tokens
-            of_copies = balance_layer(crossing_ME, home_E, cluster, least, of_busiest)
-            choices.append(_with_tokens(of_copies, load_ME, crossing_ME, price.least))
-            if traffic.picks_sources:
-                even_out(load_ME, crossing_ME, home_E, cluster.num_ranks, *_replicas(choices[-1]), price.least, False)
-                choices.append(_with_local_replicas(choices[-1], load_ME, crossing_ME, home_E, cluster, price))
-    found = _fastest(
-        [_timed(each, load_ME, crossing_ME, home_E, leaving_M, price, traffic.price, cluster) for each in choices]
+            choices.append(balance_layer(crossing_ME, home_E, cluster, least, of_busiest))
+    choices = [_as_split(choice, load_ME, crossing_ME, home_E, cluster) for choice in choices]
+    return _fastest(
+        [_timed(choice, load_ME, crossing_ME, home_E, leaving_M, price, traffic.price, cluster) for choice in choices]
     )
-    return found if traffic.picks_sources else replace(found, crossing_Y=None)
 
 
 def _nothing(num_rows: int) -> LayerReplicas:
@@ -91,48 +78,22 @@ def _nothing(num_rows: int) -> LayerReplicas:
     )
 
 
-def _with_copies(of_tokens: LayerReplicas, load_ME: NDArray[np.int64], crossing_ME: NDArray[np.int64]) -> LayerReplicas:
-    """Return the choice whose replicas get the same part of an expert's crossing tokens as of all its tokens."""
-    crossing_Y = parts(crossing_ME, load_ME, of_tokens.end_M, of_tokens.index_Y2, of_tokens.tokens_Y)
-    return replace(of_tokens, crossing_Y=crossing_Y)
-
-
-def _with_tokens(
-    of_copies: LayerReplicas, load_ME: NDArray[np.int64], crossing_ME: NDArray[np.int64], least: int
-) -> LayerReplicas:
-    """Return the choice whose replicas get the same part of an expert's tokens as of its crossing tokens.
-
-    Replicas that have fewer than `least` tokens are left out.
-    """
-    tokens_Y = parts(load_ME, crossing_ME, of_copies.end_M, of_copies.index_Y2, of_copies.tokens_Y)
-    is_kept_Y = tokens_Y >= least
-    num_kept_Y = np.concatenate([[0], np.cumsum(is_kept_Y)])
-    return replace(
-        of_copies,
-        end_M=num_kept_Y[of_copies.end_M],
-        index_Y2=of_copies.index_Y2[is_kept_Y],
-        tokens_Y=tokens_Y[is_kept_Y],
-        crossing_Y=of_copies.tokens_Y[is_kept_Y],
-    )
-
-
-def _with_local_replicas(
+def _as_split(
     choice: LayerReplicas,
     load_ME: NDArray[np.int64],
     crossing_ME: NDArray[np.int64],
     home_E: NDArray[np.int32],
     cluster: Cluster,
-    price: ReplicaPrice,
 ) -> LayerReplicas:
-    """Return the choice with further replicas of local tokens, in the slots that it leaves."""
-    # Such a replica takes no copies off an adapter: its tokens are worth their computation alone.
-    least, size, slots = max(price.least, price.of_busiest), cluster.gpus_per_node, cluster.redundant_slots
-    expert_RX = np.argsort(home_E, kind="stable").reshape(cluster.num_ranks, -1)
-    end_M, index_Y2, tokens_Y, crossing_Y = add_local(
-        load_ME, crossing_ME, expert_RX, size, slots, *_replicas(choice), least
+    """Return the choice with the tokens that ranks will give its replicas."""
+    row_Y = np.repeat(np.arange(len(load_ME)), np.diff(choice.end_M, prepend=0))
+    order_Y = np.lexsort((*choice.index_Y2.T[::-1], row_Y))
+    index_Y2 = choice.index_Y2[order_Y]
+    index_Y4 = np.stack([row_Y, np.zeros_like(row_Y), *index_Y2.T], axis=1).astype(np.int32)
+    tokens_Y, crossing_Y = split_step(
+        load_ME[:, None], crossing_ME[:, None], home_E[None], index_Y4, cluster.gpus_per_node, cluster.num_ranks
     )
-    even_out(load_ME, crossing_ME, home_E, cluster.num_ranks, end_M, index_Y2, tokens_Y, crossing_Y, price.least, False)
-    return replace(choice, end_M=end_M, index_Y2=index_Y2, tokens_Y=tokens_Y, crossing_Y=crossing_Y)
+    return replace(choice, index_Y2=index_Y2, tokens_Y=tokens_Y, crossing_Y=crossing_Y)
 
 
 def _replicas(

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from relibra.agent.cells.replay import NATIVE, LayerRouting
-from relibra.agent.cells.routed_tokens import HELD_BYTES
 from relibra.errors import Unsupported
 
+_HELD_BYTES = 1 << 24
+"""The most memory of routing that waits to be compared. As much again is needed for a moment to compare it."""
 ADVICE = (
     "another routing replay is installed on the routers and decides instead; use only one: switch off the replay of "
     "the framework (slime: unset ENABLE_ROUTING_REPLAY), or do not give routing to relibra's agent"
@@ -54,7 +55,7 @@ class GivenRouting:
         else:
             self._waiting.append((layer, expert_TK, routing_map_TE))
             self._waiting_bytes += expert_TK.nbytes + routing_map_TE.nbytes
-            if self._waiting_bytes >= HELD_BYTES:
+            if self._waiting_bytes >= _HELD_BYTES:
                 self._compare_waiting()
 
     def refusal(self) -> Unsupported | None:

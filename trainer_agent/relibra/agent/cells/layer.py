@@ -82,8 +82,8 @@ class LayerExecution:
     ) -> tuple[Tensor, Tensor]:
         """Return the physical probabilities and routing map, `[T, P]` each. P is E in a cell without replicas.
 
-        A router that drops tokens (`drops_tokens`) leaves fewer copies than the plan knows of, so these are not
-        compared with the plan. Nobody may write into the logical routing map afterwards.
+        Collective over the EP group in a cell with replicas. A router may drop tokens (`drops_tokens`) that it was
+        given. Nobody may write into the logical routing map afterwards.
 
         Raises:
             RelibraError: a training forward outside a micro-batch while the step has replicas or routing, or a forward
@@ -98,12 +98,12 @@ class LayerExecution:
         else:
             cell = self._cell(micro_batch)
             self._visit = None if cell is None else self._visit_of(cell, micro_batch)
-            self._record(micro_batch, routing_map_TE, drops_tokens)
+            self._compare(micro_batch, routing_map_TE, drops_tokens)
             table = micro_batch.cells.table(micro_batch.index, self.index)
         self._asked = None
         if table is None:
             return probs_TE, routing_map_TE
-        share_P = table.tokens(routing_map_TE)
+        share_P = self._share_P(micro_batch, table, routing_map_TE)
         physical: tuple[Tensor, Tensor] = quota_remap(
             probs_TE, routing_map_TE, table.slot_expert_P, share_P, has_valid_slots=True
         )
@@ -180,15 +180,24 @@ class LayerExecution:
             return Visit(self._context, cell, use, moment)
         return Passage(cell, use) if is_recorded else None
 
-    def _record(self, micro_batch: MicroBatch, routing_map_TE: Tensor, drops_tokens: bool) -> None:
-        """Record what the router chose, to be compared with what the caller gave and what the plan expects."""
-        if micro_batch.given_experts is not None:
-            if self._asked is None:
-                micro_batch.given.note_not_asked(self.index)
-            else:
-                micro_batch.given.compare(self.index, self._asked, routing_map_TE, drops_tokens=drops_tokens)
-        if micro_batch.routed is not None and not drops_tokens:
-            micro_batch.routed.record(micro_batch.index, self.index, routing_map_TE)
+    def _share_P(self, micro_batch: MicroBatch | None, table: SlotTable, routing_map_TE: Tensor) -> Tensor:
+        """Return how this rank's tokens are split over the slots; in a recomputation as in its forward."""
+        if table.share_P is not None:
+            return table.share_P
+        assert micro_batch is not None
+        is_again = micro_batch.is_checkpointed and torch.is_grad_enabled()
+        if not is_again or self.index not in micro_batch.share_P:
+            micro_batch.share_P[self.index] = self._context.split.share_P(table, routing_map_TE)
+        return micro_batch.share_P[self.index]
+
+    def _compare(self, micro_batch: MicroBatch, routing_map_TE: Tensor, drops_tokens: bool) -> None:
+        """Compare what the router chose with what the caller gave."""
+        if micro_batch.given_experts is None:
+            return
+        if self._asked is None:
+            micro_batch.given.note_not_asked(self.index)
+        else:
+            micro_batch.given.compare(self.index, self._asked, routing_map_TE, drops_tokens=drops_tokens)
 
     def _table_outside(self, training: bool) -> SlotTable | None:
         """Return the table of a forward outside every micro-batch."""

@@ -13,7 +13,6 @@ from torch import Tensor
 from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.given_routing import GivenRouting
 from relibra.agent.cells.replay import GivenExperts
-from relibra.agent.cells.routed_tokens import RoutedTokens
 
 
 class RealisedLoad:
@@ -63,12 +62,12 @@ class MicroBatch:
     index: int
     cells: StepCells
     realised: RealisedLoad | None
-    routed: RoutedTokens | None = None
-    """Counts what the routers choose; None if the plan does not say what it expects."""
     given_experts: GivenExperts | None = None
     """The experts of this rank's tokens in every MoE layer, on the device; None if the routers decide."""
     given: GivenRouting = field(default_factory=GivenRouting)
     """Compares `given_experts` with what the routers choose."""
+    share_P: dict[int, Tensor] = field(default_factory=dict)
+    """By layer, how this rank's tokens were split over the slots. A recomputation uses the split of its forward."""
     is_checkpointed: bool = False
     """Whether it runs inside a region whose activations are recomputed."""
 

@@ -30,18 +30,20 @@ from relibra.agent.cells.gradient_return import GradientReturn, GradientReturns
 from relibra.agent.cells.replicated_cell import ReplicatedCell
 from relibra.agent.cells.slots import Slots
 from relibra.agent.cells.span import span
+from relibra.agent.cells.token_split import TokenSplit
 from relibra.agent.transport.timed import TimedTransport
 from relibra.kernels import refuse_second_derivatives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaContext:
-    """The objects that all layers of a rank share to exchange replicas with the other ranks of the node."""
+    """The objects that all layers of a rank share: to exchange replicas in the node, and to split tokens over them."""
 
     transport: TimedTransport
     slots: Slots
     fetcher: Fetcher
     returns: GradientReturns
+    split: TokenSplit
 
     def drain(self) -> None:
         """Wait for all transfers under way, and forget what arrived, because weights are about to change."""

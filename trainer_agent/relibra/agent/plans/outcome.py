@@ -2,22 +2,18 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-import numpy as np
 import torch.distributed as dist
-from numpy.typing import NDArray
 
 from relibra.agent.cells.given_routing import GivenRouting
 from relibra.agent.cells.micro_batch import RealisedLoad
 from relibra.agent.cells.replay import GivenExperts
-from relibra.agent.cells.routed_tokens import RoutedTokens
 from relibra.agent.plans.agreement import told
 from relibra.agent.transport.timed import TimedTransport
 from relibra.errors import Unsupported
 from relibra.planning import Cause, ExecutionReport, Phase, PlanId
 from relibra.planning.execution import PhaseFigures
-from relibra.planning.routing_check import RoutingCheck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +22,7 @@ class StepOutcome:
 
     step: int
     applied: PlanId | None
-    """The id of the plan that all ranks execute. None: they keep the previous placement and make no replicas."""
+    """The id of the plan that all ranks execute; None if the step has none of its own."""
     reason: str
     """Why, for people and logs. Programs read `causes`."""
     causes: tuple[Cause, ...] = ()
@@ -41,18 +37,9 @@ class StepOutcome:
     """How long this rank waited for the plan."""
     reorder_s: float = 0.0
     """How long the reorder took on this rank."""
-
-
-def _summed(counts: Sequence[NDArray[np.int64] | None]) -> NDArray[np.int64] | None:
-    """Return the sum of what several ranks counted, each up to its last micro-batch; None if one counted nothing."""
-    counted = [each for each in counts if each is not None]
-    if len(counted) < len(counts):
-        return None
-    num_micro_batches = max(map(len, counted))
-    widths = [((0, num_micro_batches - len(each)), (0, 0), (0, 0)) for each in counted]
-    padded = [np.pad(each, width, constant_values=-1) for each, width in zip(counted, widths, strict=True)]
-    total: NDArray[np.int64] = np.sum(padded, axis=0, dtype=np.int64)
-    return total
+    kept: PlanId | None = None
+    """In a step without a plan of its own, the plan whose placement and replicas all ranks keep; None for the placement
+    that they have, without replicas."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,8 +51,6 @@ class PhaseRecord:
     is_first: bool
     """Whether this is the first phase of its step, whose report carries the wait for the plan and the reorder."""
     realised: RealisedLoad
-    routed: RoutedTokens | None
-    """Counts what the routers choose; None if the plan does not say what it expects."""
     transport: TimedTransport
     """Carries the replicas, and counts for all phases."""
     sent_bytes_before: int
@@ -80,9 +65,7 @@ class PhaseRecord:
     """The number of micro-batches whose forward has begun, by `id` of the model chunk."""
     began_at: float = field(default_factory=time.monotonic)
     measured: PhaseFigures = field(default_factory=PhaseFigures)
-    """The result of `end`, without `routing`; after `add_up` that of all stages."""
-    routing: RoutingCheck = field(default_factory=RoutingCheck)
-    """The result of `check_routing`."""
+    """The result of `end`; after `add_up` that of all stages."""
 
     @classmethod
     def begin(
@@ -92,7 +75,6 @@ class PhaseRecord:
         *,
         is_first: bool,
         realised: RealisedLoad,
-        routed: RoutedTokens | None,
         transport: TimedTransport,
     ) -> "PhaseRecord":
         """Return the record of a phase that begins now."""
@@ -101,7 +83,6 @@ class PhaseRecord:
             outcome=outcome,
             is_first=is_first,
             realised=realised,
-            routed=routed,
             transport=transport,
             sent_bytes_before=transport.sent_bytes,
             waited_before_s=transport.waited_s,
@@ -118,23 +99,6 @@ class PhaseRecord:
             duration_s=time.monotonic() - self.began_at,
         )
 
-    def check_routing(self, part_holders: Sequence[int], everyone: dist.ProcessGroup) -> None:
-        """Compare what the routers chose with the plan. The host waits for the device, so call it once per step.
-
-        Args:
-            part_holders: the global ranks with the parts of this rank's experts, whose tokens a plan counts together.
-                If there are several, the call is collective over them.
-            everyone: a group of all ranks over gloo.
-
-        Raises:
-            RelibraError: a rank did not take part in time.
-        """
-        counted_MLB = None if self.routed is None else self.routed.counted()
-        what = "adding up the routing of the ranks that hold the parts of the same experts"
-        counted_MLB = _summed(told(counted_MLB, what, part_holders, everyone))
-        if self.routed is not None and counted_MLB is not None:
-            self.routing = self.routed.check(counted_MLB)
-
     def take_refusal(self) -> Unsupported | None:
         """Return the error of routing that had no effect since the last call. The host waits for the device."""
         given, self.given = self.given, GivenRouting()
@@ -150,13 +114,12 @@ class PhaseRecord:
         Raises:
             RelibraError: a rank did not take part in time.
         """
-        mine = self.realised.load_ML, replace(self.measured, routing=self.routing)
+        mine = self.realised.load_ML, self.measured
         of_stages = told(mine, "adding up the reports of pipeline stages", pipeline, everyone)
         self.realised = RealisedLoad(0, self.realised.load_ML.shape[1])
         for load_ML, _ in of_stages:
             self.realised.add(load_ML)
         self.measured = PhaseFigures.total(measured for _, measured in of_stages)
-        self.routing = self.measured.routing
 
     def report(self, *, ep_group: int, ep_rank: int, num_processes: int) -> ExecutionReport:
         """Return the report for the planner; it speaks for all processes that share the EP rank and EP group."""

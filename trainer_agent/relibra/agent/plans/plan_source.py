@@ -2,13 +2,13 @@
 
 from typing import NamedTuple, Protocol
 
-from relibra.planning import Cause, ExecutionReport, RankPlan
+from relibra.planning import Cause, ExecutionReport, StepPlan
 
 
 class PlanAnswer(NamedTuple):
     """The plan of a step for one rank, or why there is none."""
 
-    plan: RankPlan | None
+    plan: StepPlan | None
     reason: str
     """Why this plan or why none, for people."""
     lack: Cause = Cause.LATE

@@ -40,12 +40,11 @@ class Session:
 
     Args:
         config: the settings of the agent.
-        ep_rank: the rank in its EP group.
         token: the token of this launch; by default that of the settings or of this process.
     """
 
-    def __init__(self, config: AgentConfig, ep_rank: int, token: str | None = None) -> None:
-        self._config, self._ep_rank = config, ep_rank
+    def __init__(self, config: AgentConfig, token: str | None = None) -> None:
+        self._config = config
         self._token = token or config.attempt
         self._membership = Membership(config.job_id)
         self._changed = threading.Condition()
@@ -268,9 +267,7 @@ class Session:
         try:
             plan = self._membership.call(
                 client,
-                lambda: client.fetch_plan(
-                    self._config.job_id, step, self._config.model, self._ep_rank, wait_s=self._poll_s()
-                ),
+                lambda: client.fetch_plan(self._config.job_id, step, self._config.model, wait_s=self._poll_s()),
             )
             fetched = PlanAnswer(plan, plan.reason)
             self._note_reached(None)
