@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,7 +17,9 @@ from relibra.kernels import (
     grad_accumulate,
     quota_remap,
     reference,
+    token_split,
 )
+from relibra.planning.split import source_share
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +105,27 @@ def test_S5_remap_forward_and_backward(num_tokens: int, num_experts: int, dtype:
     assert torch.equal(routing_map_TP.cpu(), want_map_TP)
     assert torch.equal(probs_TP.detach().cpu(), want_TP.detach())
     assert torch.equal(on_cuda[0].grad.cpu(), routing[0].grad)
+
+
+@pytest.mark.parametrize(("num_ranks", "gpus_per_node"), [(8, 8), (32, 8), (64, 64)])
+def test_S1_the_device_splits_tokens_as_planning_does(num_ranks: int, gpus_per_node: int) -> None:
+    """Each rank has 4 home slots, and in 2 slots the first and second expert of its neighbour."""
+    rank_R = np.arange(num_ranks, dtype=np.int32)
+    neighbour_R = rank_R // gpus_per_node * gpus_per_node + (rank_R + 1) % gpus_per_node
+    home_E, expert_R2 = np.repeat(rank_R, 4), 4 * neighbour_R[:, None] + np.arange(2, dtype=np.int32)
+    order_Y = np.argsort(expert_R2.ravel())
+    counts_RE = np.random.default_rng(0).lognormal(4, 2, (num_ranks, 4 * num_ranks)).astype(np.int32)
+    slot_expert_P = np.concatenate([np.arange(4 * num_ranks, dtype=np.int32).reshape(-1, 4), expert_R2], axis=1).ravel()
+    counts, slots = torch.from_numpy(counts_RE).cuda(), torch.from_numpy(slot_expert_P).cuda()
+    for rank in range(num_ranks):
+        want_R2, rank_Y = np.zeros(2 * num_ranks, dtype=np.int64), rank_R.repeat(2)[order_Y]
+        expert_Y = expert_R2.ravel()[order_Y]
+        want_R2[order_Y] = source_share(counts_RE, home_E, expert_Y, rank_Y, gpus_per_node, rank)
+        with _no_waiting():
+            share_P = token_split(counts, slots, gpus_per_node, rank, pytest.fail)
+        share_R6 = share_P.view(num_ranks, 6).cpu()
+        assert (share_R6[:, :4] == REST).all()
+        assert share_R6[:, 4:].flatten().tolist() == want_R2.tolist()
 
 
 @pytest.mark.parametrize("expert", [8, 10**6, -5, -(2**32)])

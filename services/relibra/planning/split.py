@@ -252,6 +252,11 @@ def _split_cell(
         rank_C[copy] = rank_Y[replica]
         copy += 1
     begin_X[num_experts] = copy
+    # The copies of a rank are a list: `first_R`, and then `next_C` of it, until -1. `place_C` is the expert among X.
+    first_R, next_C, place_C = np.full(num_ranks, -1), np.empty_like(rank_C), np.empty_like(rank_C)
+    for place in range(num_experts - 1, -1, -1):
+        for copy in range(begin_X[place], begin_X[place + 1]):
+            place_C[copy], next_C[copy], first_R[rank_C[copy]] = place, first_R[rank_C[copy]], copy
     load_R, enters_R = np.zeros(num_ranks, dtype=np.int64), np.zeros(num_ranks, dtype=np.int64)
     crosses = False
     for expert in range(len(load_E)):
@@ -263,7 +268,7 @@ def _split_cell(
         for place in range(num_experts):
             _pour(begin_X[place], begin_X[place + 1], rank_C, no_limit_C, tokens_C, load_R)
     for first in range(0, num_ranks, gpus_per_node):
-        _even_out(begin_X, rank_C, tokens_C, load_R, first, gpus_per_node)
+        _even_out(begin_X, place_C, rank_C, next_C, first_R, tokens_C, load_R, first, gpus_per_node)
     if crosses:
         for _ in range(_NUM_POURS):
             for place in range(num_experts):
@@ -317,7 +322,10 @@ def _pour(
 @compiled
 def _even_out(
     begin_X: NDArray[np.int64],
+    place_C: NDArray[np.int64],
     rank_C: NDArray[np.int64],
+    next_C: NDArray[np.int64],
+    first_R: NDArray[np.int64],
     tokens_C: NDArray[np.int64],
     load_R: NDArray[np.int64],
     first: int,
@@ -339,23 +347,18 @@ def _even_out(
         while taken < waiting:
             rank = int(queue_G[taken])
             taken += 1
-            for place in range(len(begin_X) - 1):
-                if not first <= rank_C[begin_X[place]] < first + gpus_per_node:
-                    continue
-                of_rank = -1
-                for copy in range(begin_X[place], begin_X[place + 1]):
-                    if rank_C[copy] == rank and tokens_C[copy] > 0:
-                        of_rank = copy
-                if of_rank < 0:
-                    continue
+            left = int(first_R[rank])
+            while left >= 0:
+                place = place_C[left]
                 for copy in range(begin_X[place], begin_X[place + 1]):
                     reached = rank_C[copy] - first
-                    if to_G[reached] == -1:
-                        from_G[reached], to_G[reached] = of_rank, copy
+                    if tokens_C[left] > 0 and to_G[reached] == -1:
+                        from_G[reached], to_G[reached] = left, copy
                         queue_G[waiting] = rank_C[copy]
                         waiting += 1
                         if load_R[rank_C[copy]] < load_R[emptiest]:
                             emptiest = int(rank_C[copy])
+                left = int(next_C[left])
         moved = int(load_R[fullest] - load_R[emptiest]) // 2
         if moved == 0:
             return

@@ -15,6 +15,7 @@ struct Node {
   int rank_C[kMaxCopies], slot_C[kMaxCopies];  // ranks count from the first of the node
   long long tokens_C[kMaxCopies], crossing_C[kMaxCopies];
   long long load_G[kMaxRanks], enters_G[kMaxRanks];
+  int first_G[kMaxRanks], next_C[kMaxCopies], place_C[kMaxCopies];  // the copies of a rank, as a list that ends with -1
   int from_G[kMaxRanks], to_G[kMaxRanks], queue_G[kMaxRanks];
 };
 
@@ -66,6 +67,14 @@ __device__ inline void pour(const int* rank_C, const long long* limit_C, long lo
 
 // Lowers the fullest rank until no chain of copies leads from it to a rank that is emptier by two tokens.
 __device__ inline void even_out(Node& node) {
+  for (int r = 0; r < node.gpus; ++r) node.first_G[r] = -1;
+  for (int x = node.num_experts - 1; x >= 0; --x) {
+    for (int c = node.begin_X[x]; c < node.begin_X[x + 1]; ++c) {
+      node.place_C[c] = x;
+      node.next_C[c] = node.first_G[node.rank_C[c]];
+      node.first_G[node.rank_C[c]] = c;
+    }
+  }
   for (int move = 0; move < kMostMoves; ++move) {
     int fullest = 0;
     for (int r = 0; r < node.gpus; ++r) {
@@ -76,17 +85,13 @@ __device__ inline void even_out(Node& node) {
     node.queue_G[0] = fullest;
     int emptiest = fullest;
     for (int taken = 0, waiting = 1; taken < waiting; ++taken) {
-      const int rank = node.queue_G[taken];
-      for (int x = 0; x < node.num_experts; ++x) {
-        int of_rank = -1;
-        for (int c = node.begin_X[x]; c < node.begin_X[x + 1]; ++c) {
-          if (node.rank_C[c] == rank && node.tokens_C[c] > 0) of_rank = c;
-        }
-        if (of_rank < 0) continue;
+      for (int left = node.first_G[node.queue_G[taken]]; left >= 0; left = node.next_C[left]) {
+        if (node.tokens_C[left] <= 0) continue;
+        const int x = node.place_C[left];
         for (int c = node.begin_X[x]; c < node.begin_X[x + 1]; ++c) {
           const int reached = node.rank_C[c];
           if (node.to_G[reached] != -1) continue;
-          node.from_G[reached] = of_rank;
+          node.from_G[reached] = left;
           node.to_G[reached] = c;
           node.queue_G[waiting++] = reached;
           if (node.load_G[reached] < node.load_G[emptiest]) emptiest = reached;
