@@ -2,11 +2,10 @@
 
     python -m benchmarks.forecast
 
-The sequences of a trace make five steps. Four are past; the fifth is split as agents split it. Either the steps
-are shuffled together, or the fifth has other domains than the rest. The columns are:
+The sequences of a trace make five steps. Four are past; the fifth runs, and ranks split its tokens over the replicas
+that there are. Either the steps are shuffled together, or the fifth has other domains than the rest. The columns are:
 
-- *forecast*, *last step*: plans for the loads expected from all past steps, or from the last one;
-- *not hedged*: as *forecast*, but only with the replicas that the expected loads need;
+- *forecast*, *last step*: homes and replicas chosen from the micro-batches of all past steps, or of the last one;
 - *rollout*: plans for a rollout that is not replayed: a tenth of the token copies goes to other experts in training;
 - *foresight*: plans for the real loads.
 
@@ -22,9 +21,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import results
-from relibra.evaluation import eplb, identity, model_of
+from relibra.evaluation import model_of
+from relibra.evaluation.baselines.eplb import eplb
 from relibra.planning import Cluster, Model, Schedule, StepLoad, imbalance
-from relibra.planning.expected.loads import expected_load, expected_share, realised_loads
+from relibra.planning.expected.loads import realised_loads, seen_load
+from relibra.planning.load import home_loads
 from relibra.planning.plan import Basis
 from relibra.planning.solve import solve
 from relibra.routing import RoutingTrace, count_sequences, read_trace
@@ -40,7 +41,6 @@ _COLUMNS = (
     "eplb_history",
     "forecast",
     "last_step",
-    "not_hedged",
     "eplb_oracle",
     "rollout",
     "foresight",
@@ -64,21 +64,16 @@ def _flip(counts_SLE: NDArray[np.integer], rng: np.random.Generator) -> NDArray[
     return flipped_SLE
 
 
-def _measure(
-    counts_SLE: NDArray[np.integer], length_S: NDArray[np.integer], model: Model, cluster: Cluster, seed: int
-) -> dict[str, float]:
+def _measure(counts_SLE: NDArray[np.integer], model: Model, cluster: Cluster, seed: int) -> dict[str, float]:
     per_step = len(counts_SLE) // _NUM_STEPS
     schedule = Schedule.round_robin(per_step, _NUM_MICRO_BATCHES, cluster)
     starts = range(0, _NUM_STEPS * per_step, per_step)
     *past, load = (StepLoad.of(counts_SLE[start : start + per_step], schedule, cluster) for start in starts)
     previous = [each.load_MLE for each in past]
-    tokens_MR = np.zeros((load.num_rows, load.num_ranks), dtype=np.int64)
-    np.add.at(tokens_MR, (schedule.row_S, schedule.source_rank_S), length_S[starts[-1] : starts[-1] + per_step])
 
-    def forecast(steps: list[NDArray[np.int64]], basis: Basis = Basis.PREVIOUS_STEPS) -> float:
-        plan = solve(
-            expected_load(expected_share(steps), tokens_MR, model.top_k), schedule, model, cluster, basis=basis
-        )
+    def forecast(steps: list[NDArray[np.int64]]) -> float:
+        seen = seen_load(np.concatenate(steps), cluster)
+        plan = solve(load, schedule, model, cluster, basis=Basis.PREVIOUS_STEPS, seen=seen)
         return imbalance(realised_loads(plan, load))
 
     def foresight(seen: StepLoad, basis: Basis) -> float:
@@ -87,11 +82,10 @@ def _measure(
     rollout = replace(load, counts_SLE=_flip(load.counts_SLE, np.random.default_rng(seed)))
     history = eplb(load.load_MLE, model, cluster, seen_MLE=np.concatenate(previous))
     return {
-        "plain": imbalance(identity(load.load_MLE, model, cluster).rank_loads_MLR(cluster)),
+        "plain": imbalance(home_loads(load.load_MLE, cluster.identity_placement(model), cluster.num_ranks)),
         "eplb_history": imbalance(history.rank_loads_MLR(cluster)),
         "forecast": forecast(previous),
         "last_step": forecast(previous[-1:]),
-        "not_hedged": forecast(previous, Basis.ROLLOUT),
         "eplb_oracle": imbalance(eplb(load.load_MLE, model, cluster).rank_loads_MLR(cluster)),
         "rollout": foresight(rollout, Basis.ROLLOUT),
         "foresight": foresight(load, Basis.REPLAY),
@@ -112,7 +106,7 @@ def main() -> None:
             found = []
             for seed in _SEEDS:
                 order_S = _order(trace, steps, np.random.default_rng(seed))
-                found.append(_measure(counts_SLE[order_S], length_S[order_S], model, cluster, seed))
+                found.append(_measure(counts_SLE[order_S], model, cluster, seed))
             mean = {column: float(np.mean([each[column] for each in found])) for column in _COLUMNS}
             tokens = length_S.sum() / _NUM_STEPS * model.top_k / cluster.num_ranks / _NUM_MICRO_BATCHES
             table.add_row(

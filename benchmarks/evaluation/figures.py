@@ -3,11 +3,8 @@
 python -m benchmarks.evaluation.figures
 """
 
-from typing import Any
-
 from matplotlib.axes import Axes
 
-from benchmarks import results
 from benchmarks.drawing import write_figure
 from benchmarks.evaluation.page import cases
 
@@ -75,26 +72,10 @@ def tornado(axes: list[Axes]) -> None:
     axes[0].invert_yaxis()
 
 
-def mismatch(axes: list[Axes]) -> None:
-    """Draw the realised imbalance when some of the routing differs from the planned routing."""
-    rows: list[dict[str, Any]] = results.read("evaluation-mismatch")
-    for axis, trace in zip(axes, dict.fromkeys(row["trace"] for row in rows), strict=True):
-        for ep, colour in ((8, "#e0a030"), (16, "#4060a0"), (32, "#2a7f62")):
-            for to, line in (("as others", "o-"), ("any expert", "s--")):
-                of = [row for row in rows if (row["trace"], row["ep"], row["to"]) == (trace, ep, to)]
-                label = f"EP {ep}, {to}"
-                shares = [100 * row["share"] for row in of]
-                axis.plot(shares, [row["realised"] for row in of], line, color=colour, label=label, markersize=4)
-        axis.set_title(str(trace).split("_")[0])
-        axis.set_xlabel("% of token copies routed elsewhere than planned")
-    axes[0].set_ylabel("realised imbalance")
-
-
 def main() -> None:
     """Write the figures as SVG."""
     write_figure("evaluation-presets", presets, num_panels=4, size=(11, 3.2), legend_columns=4)
     write_figure("evaluation-tornado", tornado, num_panels=2, size=(11, 8))
-    write_figure("evaluation-mismatch", mismatch, num_panels=2, size=(9, 3.4))
 
 
 if __name__ == "__main__":

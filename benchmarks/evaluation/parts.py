@@ -27,7 +27,6 @@ from benchmarks.evaluation.cases import (
     trace,
 )
 from benchmarks.evaluation.counts import counts
-from benchmarks.evaluation.mismatch import mismatch
 from benchmarks.evaluation.sensitivity import sensitivity
 from relibra.evaluation.dispatcher import Dispatcher
 from relibra.evaluation.model_presets import MODELS
@@ -113,7 +112,6 @@ PARTS: dict[str, Callable[[], Iterator[Case]]] = {
     "domains": _domains,
     "counts": counts,
     "sensitivity": sensitivity,
-    "mismatch": mismatch,
 }
 
 

@@ -5,7 +5,6 @@ python -m benchmarks.evaluation.tables
 
 from pathlib import Path
 
-from benchmarks import results
 from benchmarks.evaluation.gains import (
     balance,
     counts,
@@ -18,7 +17,7 @@ from benchmarks.evaluation.gains import (
     presets,
     questions,
 )
-from benchmarks.evaluation.page import Row, cases, markdown, write_table
+from benchmarks.evaluation.page import cases, markdown, write_table
 from relibra.evaluation.constants import ranges_of
 from relibra.evaluation.dispatcher import Dispatcher
 from relibra.evaluation.hardware import HARDWARE
@@ -58,20 +57,6 @@ def slots() -> str:
             of = {case["slots"]: by[policy] for case, by in found if (case["model"], case["ep"]) == (model, ep)}
             lines.append((f"{model}, EP {ep}", policy, *(balance(of[number]) for number in numbers)))
     return markdown(("", "policy", *(f"{number} slots" for number in numbers)), lines)
-
-
-def mismatch() -> str:
-    """Return the realised imbalance by the share of token copies that are routed elsewhere."""
-    rows: list[Row] = results.read("evaluation-mismatch")
-    shares = sorted({row["share"] for row in rows})
-    lines = []
-    for trace, ep, to in dict.fromkeys((row["trace"], row["ep"], row["to"]) for row in rows):
-        of = {row["share"]: row for row in rows if (row["trace"], row["ep"], row["to"]) == (trace, ep, to)}
-        shown = (f"{of[share]['realised']:.3f}" for share in shares)
-        lost = 1 - of[0.1]["of_balanced"] / of[0.0]["of_balanced"]
-        lines.append((trace.split("_")[0], ep, to, f"{of[0.0]['plain']:.2f}", *shown, f"{lost:.1%}"))
-    headings = ("trace", "EP", "routed elsewhere", "plain", *(f"{share:.0%}" for share in shares), "lost at 10%")
-    return markdown(headings, lines)
 
 
 def costs() -> str:
@@ -143,7 +128,6 @@ TABLES = (
     slots,
     domains,
     counts,
-    mismatch,
     costs,
     sensitivity,
     constants,

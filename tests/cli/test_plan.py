@@ -262,3 +262,22 @@ def test_a_measured_cost_model_prices_replicas(trace, tmp_path):
         _run(*args, "--cost", cost)
     with pytest.raises(InvalidInput, match=r"absent\.json: expected a cost model.* in JSON"):
         _run(*args, "--cost", tmp_path / "absent.json")
+
+
+def test_a_step_is_planned_from_the_past_alone_and_its_tokens_are_split(trace, tmp_path):
+    output, past = tmp_path / "plan.npz", tmp_path / "past.npz"
+    rng = np.random.default_rng(1)
+    routed_experts = np.minimum(rng.geometric(0.2, (3000, 2, 2)) - 1, 15).astype(np.uint8)
+    write_trace(past, RoutingTrace(routed_experts=routed_experts, offsets=np.arange(0, 3001, 30), num_experts=16))
+    options = ["--nodes", 2, "--gpus-per-node", 2, "--output", output, "--micro-batches", 5, "--json"]
+    known = json.loads(_run(trace, *options))
+    foreseen = json.loads(_run(trace, "--history", past, *options))
+    held = read_plan_file(output.read_bytes())
+    assert held.prediction.basis == "previous steps"
+    assert held.load_MLE.sum() == 900 * 2 * 2
+    assert known["imbalance"]["planned"] <= foreseen["imbalance"]["planned"] < known["imbalance"]["planned"] + 0.1
+    with pytest.raises(InvalidInput, match="--pack: expected no --history with it"):
+        _run(trace, "--history", past, "--pack", *options)
+    write_trace(past, RoutingTrace(routed_experts=routed_experts[:, :1], offsets=np.array([0, 3000]), num_experts=16))
+    with pytest.raises(InvalidInput, match=r"--history: expected \(layers, experts, top-k\) = \(2, 16, 2\)"):
+        _run(trace, "--history", past, *options)

@@ -14,10 +14,11 @@ def read_plan_file(content: bytes) -> Plan:
     with np.load(io.BytesIO(content)) as file:
         arrays = dict(file)
     meta = json.loads(str(arrays["meta"]))
-    row_Q, layer_Q, expert_Q, rank_Q = arrays["quota_index"].T
+    row_Q, layer_Q, expert_Q, _ = arrays["quota_index"].T
     load_MLE = np.zeros((*arrays["lower_bound"].shape, arrays["home_rank"].shape[1]), dtype=np.int64)
     np.add.at(load_MLE, (row_Q, layer_Q, expert_Q), arrays["quota_tokens"])
-    is_replica_Q = arrays["home_rank"][layer_Q, expert_Q] != rank_Q
+    tokens = dict(zip(map(tuple, arrays["quota_index"].tolist()), arrays["quota_tokens"].tolist(), strict=True))
+    replicas = map(tuple, arrays["replica_index"].tolist())
     plan = Plan(
         model=Model(**meta["model"]),
         cluster=Cluster(**meta["cluster"]),
@@ -26,9 +27,9 @@ def read_plan_file(content: bytes) -> Plan:
             micro_batch_S=arrays["micro_batch"], source_rank_S=arrays["source_rank"], ep_group_S=arrays["ep_group"]
         ),
         home_rank_LE=arrays["home_rank"],
-        replica_index_Y4=arrays["quota_index"][is_replica_Q],
+        replica_index_Y4=arrays["replica_index"],
         load_MLE=load_MLE,
-        replica_tokens_Y=arrays["quota_tokens"][is_replica_Q],
+        replica_tokens_Y=np.array([tokens.get(index, 0) for index in replicas], dtype=np.int64),
         lower_bound_ML=arrays["lower_bound"],
         prediction=Prediction(**meta["prediction"]),
         reason=meta["reason"],

@@ -57,6 +57,7 @@ def test_the_file_has_the_keys_and_types_others_read(content, plan):
         "ep_group": ("int32", (12,)),
         "quota_index": ("int32", (num_quotas, 4)),
         "quota_tokens": ("int64", (num_quotas,)),
+        "replica_index": ("int32", (len(plan.replica_index_Y4), 4)),
         "lower_bound": ("float64", (plan.num_rows, 2)),
     }
     assert plan.digest.hex() in str(arrays["meta"])

@@ -85,8 +85,10 @@ def test_a_step_that_is_forecast_takes_reports_after_its_schedule_and_does_not_o
     lease = run(store.take_lease("job", LONG_S))
     run(store.publish_plan(lease, PLAN))
     assert report_all(store, run) == [None] * 8
-    np.testing.assert_array_equal(run(store.get_total(job, 1)), COUNTS_SLE.sum(axis=0))
-    assert not run(store.get_total(job, 2)).any()
+    load_MLE = run(store.get_dealt(job, 1, 2))
+    np.testing.assert_array_equal(load_MLE.sum(axis=0), COUNTS_SLE.sum(axis=0))
+    assert load_MLE.any(axis=(1, 2)).all()
+    assert not run(store.get_dealt(job, 2, 3)).any()
     assert report_all(store, run, 2, StoreLimits(max_open_steps=1)) == [None] * 8
     run(store.put_schedule(job, 3, IDS, SCHEDULE, basis=Basis.ROLLOUT))
     (late,) = run(store.put_counts([sequence(job.epoch, "late", step=3)]))

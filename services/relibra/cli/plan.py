@@ -28,6 +28,8 @@ from relibra.evaluation import (
 from relibra.evaluation.calibration import read_cost
 from relibra.planning import Cluster, Model, PlanParams, Schedule, StepLoad, check_plan
 from relibra.planning.bounds.exact import exact_gap
+from relibra.planning.expected.loads import micro_batches_of, seen_load
+from relibra.planning.plan import Basis
 from relibra.planning.plan_file import plan_to_bytes
 from relibra.routing import RoutingTrace, count_sequences, read_trace
 
@@ -45,6 +47,14 @@ def plan(
         typer.Option(
             help="Number of micro-batches, for a trace without a schedule or with --pack. Default: as many as the "
             "trace's schedule has; without a schedule 16, but at most one per sequence."
+        ),
+    ] = None,
+    history: Annotated[
+        Path | None,
+        typer.Option(
+            help="Routing trace of earlier steps. Homes and replicas are then chosen from it alone, as for a job "
+            "without replay, and the tokens of TRACE are split over them.",
+            show_default=False,
         ),
     ] = None,
     pack: Annotated[
@@ -84,6 +94,8 @@ def plan(
         raise InvalidInput.of("--output", expected="a file in a folder that exists", got=output)
     if token_budget is not None and not pack:
         raise InvalidInput.of("--token-budget", expected="--pack with it", got=f"{token_budget} alone")
+    if history is not None and pack:
+        raise InvalidInput.of("--pack", expected="no --history with it: packing needs the routing", got=str(history))
     from relibra.planning.solve import solve  # loads numba, which other verbs need not wait for
 
     params = PlanParams(seed=seed, cost=read_cost(cost) if cost else None)
@@ -100,7 +112,11 @@ def plan(
         load = StepLoad.of(counts_SLE, schedule, cluster)
         now(f"planning {routing.num_layers} layers x {schedule.num_rows(cluster)} micro-batches")
         started = time.perf_counter()
-        step_plan = solve(load, schedule, model, cluster, params, packing=packed.packing if packed else None)
+        if history is None:
+            step_plan = solve(load, schedule, model, cluster, params, packing=packed.packing if packed else None)
+        else:
+            seen = _seen(history, routing, schedule, cluster)
+            step_plan = solve(load, schedule, model, cluster, params, basis=Basis.PREVIOUS_STEPS, seen=seen)
         plan_time_s = time.perf_counter() - started
         now("checking and comparing")
         check_plan(step_plan, load.load_MLE)
@@ -133,6 +149,15 @@ def _cluster(trace: RoutingTrace, nodes: int, gpus_per_node: int, redundant_slot
         redundant_slots=redundant_slots,
         num_ep_groups=num_ep_groups,
     )
+
+
+def _seen(history: Path, trace: RoutingTrace, schedule: Schedule, cluster: Cluster) -> StepLoad:
+    """Return the micro-batches of a trace of earlier steps, which have as many sequences as the step to plan."""
+    past = read_trace(history)
+    expected, got = ((each.num_layers, each.num_experts, each.top_k) for each in (trace, past))
+    if expected != got:
+        raise InvalidInput.of("--history", expected=f"(layers, experts, top-k) = {expected}", got=got)
+    return seen_load(micro_batches_of(count_sequences(past), schedule.row_S), cluster)
 
 
 def _pack(

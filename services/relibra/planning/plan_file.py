@@ -6,12 +6,13 @@ Its keys are:
 - `micro_batch`, `source_rank`, `ep_group`, int32 `[S]`: the schedule that was planned for.
 - `quota_index`, int32 `[Q, 4]`: (row, layer, expert, rank) of every quota.
 - `quota_tokens`, int64 `[Q]`: the tokens of every quota.
+- `replica_index`, int32 `[Y, 4]`: (row, layer, expert, rank) of every replica, those that expect no tokens included.
 - `lower_bound`, float64 `[M, L]`: tokens of the slowest rank that no plan with this placement goes below.
 - `repacked`: true, and present only where relibra chose the schedule.
 - `meta`: JSON text with model, cluster, params, prediction, reason, and the digest in hexadecimal. The prediction has
   a `basis` only in a forecast.
 
-S sequences, M rows, L layers, E experts, Q quotas.
+S sequences, M rows, L layers, E experts, Q quotas, Y replicas.
 """
 
 import json
@@ -45,6 +46,7 @@ def plan_chunks(plan: Plan, digest: bytes) -> Iterator[bytes]:
         "ep_group": schedule.ep_group_S,
         "quota_index": plan.quotas.index_Q4,
         "quota_tokens": plan.quotas.tokens_Q,
+        "replica_index": plan.replica_index_Y4,
         "lower_bound": plan.lower_bound_ML,
     }
     if plan.repacked:

@@ -13,7 +13,7 @@ from relibra.planning.bounds.cell import lower_bound_ML
 from relibra.planning.bounds.step import step_bound_L
 from relibra.planning.bounds.time import modelled_time
 from relibra.planning.check import check_placement
-from relibra.planning.expected.replicas import hedge_layer
+from relibra.planning.expected.replicas import foresee_layer
 from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import StepLoad
 from relibra.planning.placement.reorder import reorder
@@ -37,6 +37,7 @@ def solve(
     packing: Packing | None = None,
     num_threads: int = 1,
     basis: Basis = Basis.REPLAY,
+    seen: StepLoad | None = None,
 ) -> Plan:
     """Plan all cells of a step.
 
@@ -49,13 +50,14 @@ def solve(
         previous_home_LE: the current placement; defaults to the identity placement.
         packing: the result of `pack`, if it chose the schedule; the search starts from its placement.
         num_threads: threads that plan layers; the plan is the same for any number.
-        basis: what the load is based on. A forecast from previous steps is hedged: it gives up some balance of the
-            expected load for balance of the loads that may come instead.
+        basis: what the load is based on.
+        seen: micro-batches of earlier steps. With basis previous steps, homes and replicas are chosen for them, and the
+            replicas of a layer are the same in all rows of the plan; by default the rows of `load`.
 
     Returns:
-        A plan that passes `check_plan` with this load. Unless it is hedged, its slowest ranks have at most the tokens
-        that they have under the identity plan; where dispatch has a price, this holds for the modelled time of experts
-        and dispatch instead. Equal arguments give the same plan on any host.
+        A plan that passes `check_plan` with this load. If its routing is known, its slowest ranks have at most the
+        tokens that they have under the identity plan; where dispatch has a price, this holds for the modelled time of
+        experts and dispatch instead. Equal arguments give the same plan on any host.
 
     Raises:
         InvalidInput: the arguments contradict each other, or the ranks do not divide the experts.
@@ -72,24 +74,31 @@ def solve(
     load_MLE = load.load_MLE
 
     start_LE = previous_LE if packing is None else packing.home_LE
-    price, hysteresis = price_replicas(params, load_MLE, model, cluster), price_moves(params, model, cluster)
-    traffic = Traffic.of(load, cluster, params)
-    known = KnownReplicas()
+    is_foreseen = basis is Basis.PREVIOUS_STEPS
+    chosen_for = load if seen is None or not is_foreseen else seen
+    price = price_replicas(params, chosen_for.load_MLE, model, cluster)
+    hysteresis = price_moves(params, model, cluster)
+    traffic, known = Traffic.of(chosen_for, cluster, params), KnownReplicas()
     home_LE, why_reordered = reorder(
-        load_MLE, start_LE, identity_LE, cluster, price, params.seed, num_threads, hysteresis, traffic, known
+        chosen_for.load_MLE, start_LE, identity_LE, cluster, price, params.seed, num_threads, hysteresis, traffic, known
     )
     if packing is not None:
         why_reordered = f"sequences are packed for a placement that moves {(home_LE != previous_LE).sum()} experts"
-    choose = hedge_layer if basis is Basis.PREVIOUS_STEPS else None
-    index_Y4, why_replicated = replicate(load_MLE, home_LE, cluster, price, num_threads, choose, traffic, known)
+    choose = foresee_layer if is_foreseen else None
+    index_Y4, why_replicated = replicate(
+        chosen_for.load_MLE, home_LE, cluster, price, num_threads, choose, traffic, known
+    )
+    if is_foreseen:
+        index_Y4 = _in_all_rows(index_Y4, load.num_rows)
+    traffic = traffic if chosen_for is load else Traffic.of(load, cluster, params)
     crossing_MLE = np.zeros_like(load_MLE) if traffic is None else traffic.crossing_MLE(home_LE)
     while True:
         tokens_Y, crossing_Y = split_step(
             load_MLE, crossing_MLE, home_LE, index_Y4, cluster.gpus_per_node, cluster.num_ranks
         )
-        if (tokens_Y > 0).all():
+        if basis is not Basis.REPLAY or (tokens_Y > 0).all():
             break
-        index_Y4 = index_Y4[tokens_Y > 0]  # the split of this load has no use for them
+        index_Y4 = index_Y4[tokens_Y > 0]  # this load has no use for the others, and no other load will come
     bound_ML, floor_L = lower_bound_ML(load_MLE, home_LE, cluster), step_bound_L(load_MLE, cluster)
     prediction = predict(
         load_MLE,
@@ -135,6 +144,14 @@ def solve(
         reason=sentence(prediction, [why_reordered, why_replicated]),
         repacked=packing is not None,
     )
+
+
+def _in_all_rows(index_Y4: NDArray[np.int32], num_rows: int) -> NDArray[np.int32]:
+    """Return the replicas of the first row in every row."""
+    first_Y4 = index_Y4[index_Y4[:, 0] == 0]
+    all_Y4 = np.tile(first_Y4, (num_rows, 1))
+    all_Y4[:, 0] = np.repeat(np.arange(num_rows), len(first_Y4))
+    return all_Y4
 
 
 def _check_inputs(load: StepLoad, schedule: Schedule, model: Model, cluster: Cluster) -> None:

@@ -119,30 +119,32 @@ class Sequences(Attempts):
         return counts_SLE
 
     @raises_unavailable
-    async def get_total(
-        self, job: JobRecord, step: int, sequence_ids: Sequence[str] | None = None
+    async def get_dealt(
+        self, job: JobRecord, step: int, num_rows: int, sequence_ids: Sequence[str] | None = None
     ) -> NDArray[np.int64]:
-        """Return the sum of the counts of some sequences of a step, int64 `[L, E]`.
+        """Deal the sequences of a step to rows in turn and return the loads of the rows, int64 `[M, L, E]`.
 
         Args:
             job: the attempt.
             step: the step.
+            num_rows: M.
             sequence_ids: the sequences; by default all that were reported so far. One without counts adds nothing.
 
         Raises:
             Corrupt: the counts of a sequence are not those that were stored; the text names the first one.
         """
         shape = (job.model.num_layers, job.model.num_experts)
-        total_LE = np.zeros(shape, dtype=np.int64)
-        key = AttemptKeys.of_attempt(job).step(step, "counts")
+        load_MLE = np.zeros((num_rows, *shape), dtype=np.int64)
+        key, turn = AttemptKeys.of_attempt(job).step(step, "counts"), 0
         if sequence_ids is None:
-            sequence_ids = [each.decode() for each in await self._redis.hkeys(key)]
+            sequence_ids = sorted(each.decode() for each in await self._redis.hkeys(key))
         for start in range(0, len(sequence_ids), _SEQUENCES_PER_READ):
             some = sequence_ids[start : start + _SEQUENCES_PER_READ]
             for sequence_id, data in zip(some, await self._redis.hmget(key, some), strict=True):
                 if data is not None:  # the step may expire between two reads
-                    total_LE += _from_bytes(data, shape, sequence_id, job, step)
-        return total_LE
+                    load_MLE[turn % num_rows] += _from_bytes(data, shape, sequence_id, job, step)
+                    turn += 1
+        return load_MLE
 
 
 def _to_bytes(counts_LE: NDArray[np.unsignedinteger]) -> bytes:

@@ -10,7 +10,7 @@ from redis import Redis
 from harness.services import CLUSTER, MODEL, PARAMS, Loop
 from harness.step_samples import COUNTS_SLE, IDS, report_all
 from relibra.errors import Corrupt
-from relibra.planner.solve.solving import earlier_totals
+from relibra.planner.solve.solving import earlier_loads
 from relibra.planning import Schedule
 from relibra.planning.plan import Basis
 from relibra.store import Store
@@ -65,7 +65,7 @@ def test_a_forecast_counts_the_sequences_that_steps_trained_on(store: Store, run
     one_row = Schedule.round_robin(5, 1, CLUSTER)
     run(store.put_schedule(job, 1, IDS[:5], one_row))
     run(store.put_schedule(job, 2, ["elsewhere", *IDS[:4]], one_row, basis=Basis.PREVIOUS_STEPS))
-    totals = run(earlier_totals(store, job, 4))
+    totals = [load_MLE.sum(axis=0) for load_MLE in run(earlier_loads(store, job, 4, 2))]
     all_LE = COUNTS_SLE.sum(axis=0)
     for total_LE, expected_LE in zip(totals, (COUNTS_SLE[:5].sum(axis=0), all_LE, all_LE), strict=True):
         np.testing.assert_array_equal(total_LE, expected_LE)
@@ -79,9 +79,9 @@ def test_S9_a_forecast_does_without_damaged_steps(
         report_all(store, run, step)
     with Redis.from_url(redis_url) as client:
         client.hset(JobKeys("job").attempt(job.epoch).step(2, "counts"), IDS[3], b"damaged")
-        (total_LE,) = run(earlier_totals(store, job, 3))
-        np.testing.assert_array_equal(total_LE, COUNTS_SLE.sum(axis=0))
+        (load_MLE,) = run(earlier_loads(store, job, 3, 1))
+        np.testing.assert_array_equal(load_MLE[0], COUNTS_SLE.sum(axis=0))
         assert "the forecast of step 3 does without step 2" in caplog.text
         client.hset(JobKeys("job").attempt(job.epoch).step(1, "counts"), IDS[3], b"damaged")
     with pytest.raises(Corrupt, match=f"counts of sequence '{IDS[3]}'"):
-        run(earlier_totals(store, job, 3))
+        run(earlier_loads(store, job, 3, 1))

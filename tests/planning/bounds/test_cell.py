@@ -7,7 +7,7 @@ from harness.replicated import replicated
 from relibra.planning import Cluster
 from relibra.planning.bounds.cell import lower_bound_ML
 from relibra.planning.bounds.exact import exact_limit
-from relibra.planning.expected.replicas import hedge_layer
+from relibra.planning.expected.replicas import foresee_layer
 from relibra.planning.load import home_loads, rank_loads
 from relibra.planning.replicas.replicate import replicate_layer
 
@@ -29,7 +29,7 @@ def test_no_plan_is_below_its_bound(problems, data):
     node_loads_MLN = home_loads(load_MLE, node_LE, plan.cluster.num_nodes)
     assert (plan.lower_bound_ML >= node_loads_MLN.max(axis=-1) / plan.cluster.gpus_per_node).all()
     assert (plan.lower_bound_ML <= plan.rank_loads_MLR.max(axis=-1)).all()
-    for choose in (replicate_layer, hedge_layer):
+    for choose in (replicate_layer, foresee_layer):
         other = replicated(load_MLE, plan.home_rank_LE, plan.cluster, choose=choose)
         loads_MLR = rank_loads(other.index_Q4, other.tokens_Q, *load_MLE.shape[:2], plan.cluster.num_ranks)
         assert (plan.lower_bound_ML <= loads_MLR.max(axis=-1)).all()

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from harness.plan_files import read_plan_file
 from relibra.errors import InvalidInput
 from relibra.planning import Cluster, Model, Schedule, StepLoad, check_plan, imbalance
-from relibra.planning.expected.loads import expected_load, expected_share, expected_step, realised_loads
+from relibra.planning.expected.loads import (
+    WINDOW,
+    expected_load,
+    expected_share,
+    expected_step,
+    micro_batches_of,
+    realised_loads,
+    seen_load,
+)
 from relibra.planning.plan import Basis
 from relibra.planning.plan_file import plan_to_bytes
 from relibra.planning.solve import solve
@@ -139,3 +147,31 @@ def test_a_load_of_another_shape_is_refused() -> None:
     plan = solve(step(0), SCHEDULE, MODEL, CLUSTER)
     with pytest.raises(InvalidInput, match="load"):
         realised_loads(plan, expected_load(np.full((2, 8), 0.125), np.ones((2, 4), dtype=np.int64), 2))
+
+
+def test_earlier_sequences_are_dealt_to_micro_batches_as_the_coming_step_deals_its_own() -> None:
+    counts_SLE = np.arange(1, 8)[:, None, None] * np.ones((7, 1, 2), dtype=np.int64)
+    row_S = np.array([0, 1, 1], dtype=np.int32)
+    whole = micro_batches_of(counts_SLE, row_S)  # the last two steps; the oldest sequence fills none
+    assert whole[:, 0, 0].tolist() == [2, 3 + 4, 5, 6 + 7]
+    assert micro_batches_of(counts_SLE[:2], row_S)[:, 0, 0].tolist() == [1, 2]
+    assert len(micro_batches_of(np.tile(counts_SLE, (9, 1, 1)), row_S)) == 2 * WINDOW
+
+
+def test_what_was_seen_comes_from_all_nodes_in_equal_parts() -> None:
+    seen_NLE = np.array([[[7, 4]], [[0, 1]]])
+    load = seen_load(seen_NLE, CLUSTER)
+    np.testing.assert_array_equal(load.load_MLE, seen_NLE)
+    node_loads = load.source_load_RLE(0).reshape(2, 2, 1, 2).sum(axis=1)
+    assert node_loads[:, 0].tolist() == [[4, 2], [3, 2]]
+
+
+def test_a_plan_for_what_was_seen_has_the_same_replicas_in_all_rows() -> None:
+    seen = seen_load(np.concatenate([step(0).load_MLE, step(1).load_MLE]), CLUSTER)
+    actual = step(7)
+    plan = solve(actual, SCHEDULE, MODEL, CLUSTER, basis=Basis.PREVIOUS_STEPS, seen=seen)
+    check_plan(plan, actual.load_MLE)
+    by_row = [plan.replica_index_Y4[plan.replica_index_Y4[:, 0] == row, 1:].tolist() for row in range(3)]
+    assert by_row[0] == by_row[1] == by_row[2] != []
+    foresight = solve(actual, SCHEDULE, MODEL, CLUSTER).prediction
+    assert foresight.imbalance_after <= plan.prediction.imbalance_after < 0.7 * foresight.imbalance_before

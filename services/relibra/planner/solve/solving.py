@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from relibra import service_log
 from relibra.errors import Corrupt, NotFound
 from relibra.planning import Cluster, CostModel, Model, PlanParams, Schedule, StepLoad, check_plan
-from relibra.planning.expected.loads import WINDOW, expected_step
+from relibra.planning.expected.loads import WINDOW, expected_step, seen_load
 from relibra.planning.plan import Basis
 from relibra.store import EncodedPlan, JobRecord, Store
 
@@ -39,6 +39,8 @@ _DEAR_DISPATCH = CostModel(token_size_bytes=1e6)
 """A cost model that makes the warm-up compile what counts dispatch, too."""
 
 _MAX_STACK_BYTES = 64 << 20
+_MOST_ROWS_SEEN = 8
+"""Micro-batches to which a forecast deals the sequences of an earlier step."""
 _SELF = Path("/proc/self/status")
 
 
@@ -79,7 +81,7 @@ def warm_up(memory_bytes: int | None = None, num_threads: int = 1) -> "MachineCo
     schedule = Schedule.round_robin(8, 2, cluster)
     load = StepLoad.of(counts_SLE, schedule, cluster)
     for basis, cost in product(Basis, (None, _DEAR_DISPATCH)):
-        plan = solve(load, schedule, model, cluster, PlanParams(cost=cost), basis=basis)
+        plan = solve(load, schedule, model, cluster, PlanParams(cost=cost), basis=basis, seen=load)
         check_plan(plan, load.load_MLE)
         EncodedPlan.of(plan)
     length_S = counts_SLE.sum(axis=(1, 2), dtype=np.int64)
@@ -135,6 +137,7 @@ class _Step:
     schedule: Schedule
     basis: Basis
     load: StepLoad
+    seen: StepLoad | None
     previous_home_LE: NDArray[np.int32] | None
 
 
@@ -142,12 +145,17 @@ async def _read(redis_url: str, job_id: str, step: int) -> _Step:
     async with Store.open(redis_url) as store:
         job = await store.get_job(job_id)
         sequence_ids, schedule, basis = await store.get_schedule(job, step)
+        seen = None
         if basis is Basis.PREVIOUS_STEPS:
-            load = expected_step(await earlier_totals(store, job, step), schedule, job.model, job.cluster)
+            earlier = await earlier_loads(store, job, step, min(schedule.num_rows(job.cluster), _MOST_ROWS_SEEN))
+            totals = [load_MLE.sum(axis=0) for load_MLE in earlier]
+            load = expected_step(totals, schedule, job.model, job.cluster)
+            seen_NLE = np.concatenate(earlier) if earlier else load.load_MLE
+            seen = seen_load(seen_NLE[seen_NLE.any(axis=(1, 2))], job.cluster) if seen_NLE.any() else None
         else:
             load = StepLoad.of(await store.get_counts(job, step, sequence_ids), schedule, job.cluster)
         previous_home_LE = await store.placement_before(job, step)
-    return _Step(job=job, schedule=schedule, basis=basis, load=load, previous_home_LE=previous_home_LE)
+    return _Step(job=job, schedule=schedule, basis=basis, load=load, seen=seen, previous_home_LE=previous_home_LE)
 
 
 def _solve(step: _Step, num_threads: int) -> EncodedPlan:
@@ -162,6 +170,7 @@ def _solve(step: _Step, num_threads: int) -> EncodedPlan:
         step.previous_home_LE,
         num_threads=num_threads,
         basis=step.basis,
+        seen=step.seen,
     )
     check_plan(plan, step.load.load_MLE)
     return EncodedPlan.of(plan)
@@ -179,23 +188,26 @@ async def _trained_on(store: Store, job: JobRecord, step: int) -> list[str] | No
     return None if basis is Basis.PREVIOUS_STEPS else sequence_ids
 
 
-async def earlier_totals(store: Store, job: JobRecord, step: int) -> list[NDArray[np.int64]]:
-    """Return the totals of up to `WINDOW` steps before `step` that have sequences, oldest first.
+async def earlier_loads(store: Store, job: JobRecord, step: int, num_rows: int) -> list[NDArray[np.int64]]:
+    """Return loads of up to `WINDOW` steps before `step` that have sequences, oldest first.
 
-    A damaged step is passed over, and the log says so: a forecast needs none of them in particular.
+    The sequences of each step are dealt to `num_rows` micro-batches, which need not be those that it had: another deal
+    of the same sequences is as likely to come again. A damaged step is passed over, and the log says so: a forecast
+    needs none of them in particular.
 
     Raises:
         Corrupt: all of them are damaged.
     """
-    totals: list[NDArray[np.int64]] = []
+    loads: list[NDArray[np.int64]] = []
     damaged: Corrupt | None = None
     for earlier in await store.list_steps(job, before=step):
-        if earlier.num_sequences and len(totals) < WINDOW:
+        if earlier.num_sequences and len(loads) < WINDOW:
             try:
-                totals.append(await store.get_total(job, earlier.step, await _trained_on(store, job, earlier.step)))
+                trained_on = await _trained_on(store, job, earlier.step)
+                loads.append(await store.get_dealt(job, earlier.step, num_rows, trained_on))
             except Corrupt as error:
                 logger.error("the forecast of step %d does without step %d: %s", step, earlier.step, error)
                 damaged = error
-    if damaged is not None and not totals:
+    if damaged is not None and not loads:
         raise damaged
-    return totals[::-1]
+    return loads[::-1]

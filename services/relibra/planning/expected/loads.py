@@ -3,7 +3,7 @@
 Ranks split the tokens that really come, so a plan for estimated loads is executed like any other: where the estimate is
 wrong, the copies fit less well, and nothing else. `realised_loads` computes what the ranks then do.
 
-M rows, L layers, E experts, R EP ranks, K top-k, T tokens, S (row, source rank) pairs.
+M rows, N micro-batches seen, L layers, E experts, R EP ranks, K top-k, S sequences or (row, source rank) pairs.
 """
 
 from collections.abc import Sequence
@@ -93,6 +93,44 @@ def expected_step(
     tokens_S = np.rint(num_sequences_S * tokens).astype(np.int64)
     shape = (schedule.num_rows(cluster), cluster.num_ranks)
     return _load_of_pairs(share_LE, tokens_S, *np.divmod(pair_S, cluster.num_ranks), shape, model.top_k)
+
+
+def micro_batches_of(counts_SLE: NDArray[np.integer], row_S: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Deal the sequences of earlier steps to micro-batches, as if each step had been scheduled like the coming one.
+
+    Args:
+        counts_SLE: the sequences of earlier steps, oldest first.
+        row_S: the row of every sequence of the coming step, which says how many sequences a step has.
+
+    Returns:
+        The loads of the micro-batches of the last `WINDOW` steps, int64 `[N, L, E]`, without empty ones. Sequences that
+        fill no whole step count only where there is none.
+    """
+    per_step, num_rows = len(row_S), int(row_S.max()) + 1
+    num_steps = min(max(len(counts_SLE) // per_step, 1), WINDOW)
+    seen = np.zeros((num_steps * num_rows, *counts_SLE.shape[1:]), dtype=np.int64)
+    last = counts_SLE[-num_steps * per_step :]
+    for number, counts_LE in enumerate(last):
+        step, place = divmod(number, per_step)
+        seen[step * num_rows + row_S[place]] += counts_LE.astype(np.int64, copy=False)
+    return seen[seen.any(axis=(1, 2))]
+
+
+def seen_load(seen_NLE: NDArray[np.integer], cluster: Cluster) -> StepLoad:
+    """Return micro-batches of earlier steps as a load, a row each. Their tokens come from all nodes in equal parts.
+
+    Tokens that nodes cannot divide come from the first ones.
+    """
+    num_rows, num_nodes = len(seen_NLE), cluster.num_nodes
+    node_N = np.arange(num_nodes)[:, None, None]
+    counts_MNLE = (seen_NLE[:, None] + num_nodes - 1 - node_N) // num_nodes
+    return StepLoad(
+        counts_SLE=counts_MNLE.reshape(num_rows * num_nodes, *seen_NLE.shape[1:]),
+        row_S=np.repeat(np.arange(num_rows, dtype=np.int32), num_nodes),
+        source_rank_S=np.tile(np.arange(num_nodes, dtype=np.int32) * np.int32(cluster.gpus_per_node), num_rows),
+        num_rows=num_rows,
+        num_ranks=cluster.num_ranks,
+    )
 
 
 def realised_loads(plan: Plan, load: StepLoad) -> NDArray[np.int64]:
