@@ -81,7 +81,7 @@ def test_every_layer_waits_for_decisions_and_for_mapping_tokens_to_copies():
 
 def test_a_host_that_maps_tokens_takes_its_time_in_every_pass_over_a_cell_with_replicas():
     on_host = replace(_replicated(), maps_on_host=True)
-    assert step_time(on_host, EVEN, TRAINING).decision_s == pytest.approx(3 * 200 / 1e6)
+    assert step_time(on_host, EVEN, TRAINING).decision_s == pytest.approx((3 * 200 + 2 * 37) / 1e6)
     nothing = replace(at_home(EVEN.load_MLE, HOME_LE), maps_on_host=True)
     assert step_time(nothing, EVEN, TRAINING).decision_s == 0
 

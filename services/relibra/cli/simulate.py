@@ -31,12 +31,19 @@ def simulate(
             help="Policies to compare, separated by commas. All by default.", autocompletion=complete_policies
         ),
     ] = None,
+    knowledge: Annotated[
+        str,
+        typer.Option(
+            help="What relibra knows of a step when it plans: history (the step before; no replay needed), step (its "
+            "sequences) or micro-batches (replay)."
+        ),
+    ] = "micro-batches",
     report: Annotated[Path | None, typer.Option(help="HTML report to write, with figures, in one file.")] = None,
     seed: Annotated[int, typer.Option(help="Seed for drawing sequences.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Compare balancing policies on a routing trace by simulated training time."""
-    from relibra.evaluation.policies import POLICIES  # loads numba
+    from relibra.evaluation.policies import POLICIES, Knowledge  # loads numba
     from relibra.evaluation.simulation import simulate as run
 
     if report is not None and (report.is_dir() or not report.parent.is_dir()):
@@ -46,11 +53,13 @@ def simulate(
         raise InvalidInput.of(
             "--policies", expected=f"some of {', '.join(POLICIES)}", got=unknown[0] or "an empty name"
         )
+    if knowledge not in list(Knowledge):
+        raise InvalidInput.of("--knowledge", expected=f"one of {', '.join(Knowledge)}", got=knowledge)
     with working(on="reading") as now:
         question = ask().with_slots(redundant_slots)
         now("drawing two steps")
         before, step = question.steps(seed)
-        outcomes = run(step, before, question.training, chosen, on_policy=now)
+        outcomes = run(step, before, question.training, chosen, on_policy=now, knowledge=Knowledge(knowledge))
     if report is not None:
         from relibra.evaluation.report import write_report
 

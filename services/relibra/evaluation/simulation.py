@@ -7,7 +7,7 @@ from functools import cache
 
 from relibra.errors import InvalidInput
 from relibra.evaluation.constants import Constants
-from relibra.evaluation.policies import POLICIES, PUBLISHED, Decision, Policy, Situation
+from relibra.evaluation.policies import POLICIES, PUBLISHED, Decision, Knowledge, Policy, Situation
 from relibra.evaluation.step_time import StepTime, balanced_time_of, sent_bytes, time_of
 from relibra.evaluation.training import Training
 from relibra.evaluation.uncertainty import Interval, interval_of
@@ -49,6 +49,7 @@ def simulate(
     on_policy: Callable[[str], None] = lambda name: None,
     num_threads: int = os.cpu_count() or 1,
     others: Mapping[str, Policy] | None = None,
+    knowledge: Knowledge = Knowledge.MICRO_BATCHES,
 ) -> list[Outcome]:
     """Run policies on a step; return their outcomes in the same order, those of `others` last.
 
@@ -64,6 +65,7 @@ def simulate(
         on_policy: called with the name of each policy before it runs.
         num_threads: the threads that planning uses.
         others: further policies, by name.
+        knowledge: what policies `reorder-only` and `relibra` know of the step when they plan.
 
     Raises:
         InvalidInput: a policy does not exist.
@@ -78,6 +80,7 @@ def simulate(
         previous=previous,
         model=training.model.model(),
         params=params or PlanParams(cost=training.planning_cost),
+        knowledge=knowledge,
         num_threads=num_threads,
     )
     even = even_work(workload.load, training.model.num_experts, training.cluster)
