@@ -107,7 +107,7 @@ def test_trouble_is_shown_first(page: Page, job: WatchedJob, run) -> None:
     run(job.report(4, None))
     page.goto("/jobs/job")
     expect(page.locator("#health")).to_contain_text("unbalanced")
-    expect(page.locator("#health")).to_contain_text("4 of 4 ranks kept the previous placement in phase update (4 late)")
+    expect(page.locator("#health")).to_contain_text("4 of 4 ranks kept the last plan in phase update (4 late)")
     page.locator("#health").get_by_role("link", name="4", exact=True).click()
     ranks = page.locator("#execution")
     expect(ranks.locator(".badge")).to_contain_text("attention")

@@ -48,7 +48,7 @@ def test_a_step_with_what_the_ranks_did(relibra, watched):
     printed = relibra("show", "job", 1)
     assert f"bound {watched.job.plans[1].prediction.imbalance_bound:.3f}" in printed
     assert "update: 4 of 4 ranks executed the plan, imbalance" in printed
-    assert "4 kept the previous placement: late" in relibra("show", "job", 2)
+    assert "4 kept the last plan: late" in relibra("show", "job", 2)
     assert "the load is [empty]" in relibra("show", "job", 3)
     said = json.loads(relibra("show", "job", 2, "--json"))
     assert said["execution"][0]["fallbacks"] == {"late": 4}

@@ -1,4 +1,4 @@
-"""Without a plan that all ranks hold, a step keeps its placement, makes no replicas, and still trains."""
+"""Without a plan that all ranks hold, a step keeps the last one, says why, and still trains."""
 
 from harness.distributed.layout import EP4
 from harness.distributed.on_ranks import IS_RANK, on_ranks

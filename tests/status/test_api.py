@@ -23,7 +23,7 @@ def test_S9_the_first_step_without_a_plan_and_why_are_fields(http: TestClient, j
     balance = http.get("/v1/jobs/job").json()["balance"]
     assert (balance["since_step"], balance["obstacle"]) == (2, "fell_back")
     assert (balance["num_without_plan"], balance["num_executed"]) == (1, 2)
-    assert "4 of 4 ranks kept the previous placement" in balance["reason"]
+    assert "4 of 4 ranks kept the last plan" in balance["reason"]
 
 
 def test_steps_are_shown_newest_first_in_pages_and_by_state(http: TestClient, job: WatchedJob) -> None:
@@ -73,7 +73,7 @@ def test_a_step_explains_itself(http: TestClient, job: WatchedJob) -> None:
     assert executed["headline"] == job.plans[1].reason
     assert "All 4 ranks applied the plan in phase update" in executed["execution"][1]
     fallen = " ".join(http.get("/v1/jobs/job/steps/2/explain").json()["execution"])
-    assert "4 of 4 ranks kept the previous placement in phase update (4 late)" in fallen
+    assert "4 of 4 ranks kept the last plan in phase update (4 late)" in fallen
     assert "plan_timeout" in fallen
     assert "the load is empty" in http.get("/v1/jobs/job/steps/3/explain").json()["headline"]
 

@@ -48,7 +48,7 @@ def test_S9_a_row_of_fallbacks_counts_from_its_first_step() -> None:
         (collecting(7), Obstacle.UNSCHEDULED, "9 sequences and no schedule"),
         (replace(collecting(7), submitted_at=1.0), Obstacle.UNSOLVED, "was not ready"),
         (replace(collecting(7), failure="no load"), Obstacle.UNPLANNABLE, "cannot be planned: no load"),
-        (planned(7), Obstacle.FELL_BACK, "kept the previous placement"),
+        (planned(7), Obstacle.FELL_BACK, "kept the last plan"),
     ],
 )
 def test_S9_a_step_that_ran_without_a_plan_says_why(step: StepRecord, obstacle: Obstacle, words: str) -> None:

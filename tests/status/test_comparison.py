@@ -66,7 +66,7 @@ def test_figures_of_a_step_are_those_of_its_plan_and_of_the_longest_or_all_of_it
     assert found["Speed-up of expert computation, realised"] == 2.0
     assert found["Time of all phases"] == 10.0
     assert found["Longest wait of a rank for the plan"] == 1.0
-    assert found["Ranks that kept the previous placement"] == 1
+    assert found["Ranks that kept the last plan"] == 1
     assert found["Size of replicas"] == 64
     assert found["Size of moved experts"] is None
 

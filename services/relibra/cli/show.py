@@ -166,7 +166,7 @@ def _print_phase(console: Console, phase: dict[str, Any]) -> None:
         f"{phase['phase']}: {phase['num_applied']} of {phase['num_expected']} ranks executed the plan{realised}"
     )
     for cause, number in phase["fallbacks"].items():
-        console.print(f"  {number} kept the previous placement: {cause}", style="yellow")
+        console.print(f"  {number} kept the last plan: {cause}", style="yellow")
 
 
 def _size(size_bytes: int | None) -> str:

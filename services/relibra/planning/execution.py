@@ -31,7 +31,7 @@ class Phase(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a rank kept the previous placement without replicas. Programs count and decide by these values."""
+    """Why a rank kept the last plan. Programs count and decide by these values."""
 
     LATE = "late"
     """A rank had no plan in time."""
@@ -97,7 +97,7 @@ class ExecutionReport(PhaseFigures):
     ep_group: int
     ep_rank: int
     applied: PlanId | None
-    """The executed plan; None where the rank kept the previous placement without replicas."""
+    """The executed plan; None where the rank kept the last plan."""
     reason: str
     """Why this plan or why none, for people. Programs read `causes`."""
     realised_load_ML: NDArray[np.int64]
@@ -126,7 +126,7 @@ class PhaseSummary(PhaseFigures):
 
     @property
     def num_fallbacks(self) -> int:
-        """Ranks that kept the previous placement."""
+        """Ranks that kept the last plan."""
         return self.num_reports - self.num_applied
 
 

@@ -39,7 +39,7 @@ class Obstacle(StrEnum):
     UNSOLVED = "unsolved"
     """The plan was not published when the ranks needed it."""
     FELL_BACK = "fell_back"
-    """There is a plan, but ranks kept the previous placement."""
+    """There is a plan, but ranks kept the last plan."""
     UNREPORTED = "unreported"
     """There are plans, but no rank reports, so probably no rank uses them."""
 
@@ -190,6 +190,6 @@ def describe_fallbacks(execution: Execution) -> str | None:
         return None
     causes = ", ".join(f"{number} {cause}" for cause, number in execution.fallbacks.items())
     return (
-        f"{execution.num_fallbacks} of {execution.num_expected} ranks kept the previous placement in phase "
+        f"{execution.num_fallbacks} of {execution.num_expected} ranks kept the last plan in phase "
         f"{execution.phase} ({causes})"
     )

@@ -49,7 +49,7 @@ def _headline(step: StepRecord, *, is_over: bool) -> str:
     if step.plan is not None:
         return step.plan.reason
     if step.state is StepState.FAILED:
-        return f"there is no plan: {step.failure}; ranks keep the previous placement, without replicas"
+        return f"there is no plan: {step.failure}; ranks keep the last plan"
     if is_over:
         missing = "schedule" if step.state is StepState.COLLECTING else "plan"
         return (

@@ -192,7 +192,7 @@ class _Collector:
         step = _gauge("executed_step", "The newest step that has reports; execution metrics are for it.", "job_id")
         missing = _gauge("missing_reports", "Ranks that have not reported yet.", *labels)
         fallbacks = _gauge(
-            "fallback_ranks", "Ranks that kept the previous placement, under each of their causes.", *labels, "cause"
+            "fallback_ranks", "Ranks that kept the last plan, under each of their causes.", *labels, "cause"
         )
         damaged = _gauge("damaged_steps", "Newest steps with a report that is not the one that was stored.", "job_id")
         measured = {

@@ -131,7 +131,7 @@ STEP_FIGURES = (
     _take_largest("plan_wait_s", "seconds", "Longest wait of a rank for the plan", "Waited"),
     _take_largest("reorder_s", "seconds", "Longest reorder of a rank"),
     _take_largest("replica_wait_s", "seconds", "Longest wait of a rank for replicas"),
-    _take_largest("num_fallbacks", "count", "Ranks that kept the previous placement", "Fell back"),
+    _take_largest("num_fallbacks", "count", "Ranks that kept the last plan", "Fell back"),
 )
 """Speed-up is imbalance without balancing over imbalance: it counts tokens, not seconds."""
 

@@ -137,7 +137,7 @@ class Agent(WeightAccess):
 
         In the first phase of a step, the agent waits for the plan (at most `plan_timeout_s`), agrees on it with all
         ranks, and moves experts to their new homes. A later phase of the same step executes the agreed plan. If the
-        ranks do not all hold the same plan, the step keeps its placement and makes no replicas; the outcome says why.
+        ranks do not all hold the same plan, the step keeps the last one; the outcome says why.
         If another step is still open, it ends first. A step that is not above the one before repeats it: see
         `rollback`.
 

@@ -70,7 +70,7 @@ class Decision:
     """The plan that all ranks execute in a step."""
 
     plan_id: PlanId | None
-    """None: all ranks keep the previous placement and make no replicas."""
+    """None: all ranks keep the last plan."""
     causes: tuple[Cause, ...]
     """Why there is no plan: all causes, in the order of `Cause`. Empty where there is one."""
     reason: str

@@ -1,0 +1,36 @@
+"""Plans of recorded routing from earlier steps alone: how even ranks are when the tokens of a later step are split."""
+
+import numpy as np
+import pytest
+
+from relibra.evaluation import model_of
+from relibra.planning import Cluster, Schedule, StepLoad, check_plan, imbalance
+from relibra.planning.expected.loads import micro_batches_of, realised_loads, seen_load
+from relibra.planning.plan import Basis
+from relibra.planning.solve import solve
+from relibra.routing import count_sequences, read_trace
+
+
+@pytest.mark.traces
+@pytest.mark.parametrize(
+    ("name", "num_nodes", "most"),
+    [
+        ("gpt-oss-20b_mmlu", 1, 1.001),
+        ("gpt-oss-20b_mmlu", 2, 1.03),
+        ("gpt-oss-20b_mmlu", 4, 1.075),
+        ("deepseek-v2-lite_esft", 1, 1.004),
+        ("deepseek-v2-lite_esft", 2, 1.02),
+        ("deepseek-v2-lite_esft", 4, 1.045),
+    ],
+)
+def test_a_step_is_nearly_even_though_nobody_knew_its_routing(traces_dir, name, num_nodes, most):
+    trace = read_trace(traces_dir / f"{name}.npz")
+    cluster = Cluster(num_nodes=num_nodes, gpus_per_node=8, redundant_slots=2)
+    counts_SLE = count_sequences(trace)[np.random.default_rng(0).permutation(trace.num_sequences)]
+    per_step = len(counts_SLE) // 5
+    schedule = Schedule.round_robin(per_step, 4, cluster)
+    seen = seen_load(micro_batches_of(counts_SLE[: 4 * per_step], schedule.row_S), cluster)
+    load = StepLoad.of(counts_SLE[4 * per_step : 5 * per_step], schedule, cluster)
+    plan = solve(load, schedule, model_of(trace), cluster, basis=Basis.PREVIOUS_STEPS, seen=seen)
+    check_plan(plan, load.load_MLE)
+    assert imbalance(realised_loads(plan, load)) < most
