@@ -82,7 +82,7 @@ def test_S5_all_ranks_of_a_node_mean_the_same_copies(some: SimpleNamespace, data
     assert travelled == (plan.replica_index_Y4[:, 0] < 2).sum()
 
 
-def test_without_a_plan_or_a_planned_micro_batch_there_are_no_replicas() -> None:
+def test_without_a_plan_or_a_micro_batch_there_are_no_replicas() -> None:
     model, cluster = (
         Model(num_layers=1, num_experts=4, top_k=1),
         Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1),
@@ -106,6 +106,9 @@ def test_without_a_plan_or_a_planned_micro_batch_there_are_no_replicas() -> None
     assert planned(placement, cluster).copies(1, 0) == (
         Copy(source_rank=0, source_slot=1, destination_rank=1, destination_slot=0),
     )
+    later = planned(placement, cluster)
+    assert later.copies(3, 0) == later.copies(1, 0), "more micro-batches than planned use the plan in turn"
+    assert later.table(3, 0).slot_expert_P.tolist() == [0, 1, EMPTY, 2, 3, 1]
     assert planned(placement, cluster).replicated(1, [0]) == [0]
     assert planned(placement, cluster).replicated(0, [0]) == []
 

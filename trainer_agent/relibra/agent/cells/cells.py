@@ -117,7 +117,7 @@ class StepCells:
     def table(self, micro_batch: int | None, layer: int) -> SlotTable | None:
         """Return the table of a cell, or None if all experts are at their identity places and routing needs no remap.
 
-        A micro-batch that was not planned, or None, has no replicas. The table is equal on all ranks of the EP group.
+        None stands for no micro-batch, which has no replicas. The table is equal on all ranks of the EP group.
         """
         if micro_batch is not None and (rows := self._replicas_of(micro_batch, layer)):
             if (micro_batch, layer) not in self._tables:
@@ -139,7 +139,8 @@ class StepCells:
 
         The ranks that hold the same experts run micro-batches of the same index at the same time.
         """
-        return micro_batch < self.num_micro_batches and bool(self._is_anywhere_ML[micro_batch, layer])
+        planned = self._planned(micro_batch)
+        return planned is not None and bool(self._is_anywhere_ML[planned, layer])
 
     def copies(self, micro_batch: int, layer: int) -> tuple[Copy, ...]:
         """Return all replicas on ranks of this node, in order of expert and then rank, equal on all these ranks."""
@@ -150,7 +151,7 @@ class StepCells:
 
     def _table_of(self, micro_batch: int, layer: int, rows: slice) -> SlotTable:
         return SlotTable(
-            slot_expert_P=self._slot_expert_MLP[micro_batch, layer],
+            slot_expert_P=self._slot_expert_MLP[micro_batch % self.num_micro_batches, layer],
             share_P=None,
             replicas=CellReplicas(
                 home_E=self._home_rank_LE[layer],
@@ -160,11 +161,20 @@ class StepCells:
             ),
         )
 
+    def _planned(self, micro_batch: int) -> int | None:
+        """Return the micro-batch of the plan whose copies a micro-batch uses; None if the plan has none.
+
+        Where more run than were planned, as in passes that nobody planned or in a step that keeps the last plan, they
+        use those of the plan in turn: tokens are split by what comes, so the copies fit more or less, and never wrong.
+        """
+        return micro_batch % self.num_micro_batches if self.num_micro_batches else None
+
     def _replicas_of(self, micro_batch: int, layer: int) -> range:
         """Return the rows of a cell in `_copy_Y4`."""
-        if micro_batch >= self.num_micro_batches:
+        planned = self._planned(micro_batch)
+        if planned is None:
             return range(0)
-        cell = micro_batch * len(self._home_LE) + layer
+        cell = planned * len(self._home_LE) + layer
         return range(self._cell_start[cell], self._cell_start[cell + 1])
 
     def _copies_in(self, rows: range) -> tuple[Copy, ...]:
