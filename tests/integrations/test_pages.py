@@ -87,6 +87,7 @@ def test_forecast(shared_planner: Service, tmp_path: Path) -> None:
         "num_sequences": 16,
         "home_rank": cluster.identity_placement(MODEL),
         "previous_loads": [load_LE],
+        "micro_batches": np.stack([load_LE, load_LE[:, ::-1]]),
         "actual_load": StepLoad.of(np.broadcast_to(load_LE, (16, 2, 8)), Schedule.round_robin(16, 2, cluster), cluster),
     }
     names = run_page("forecast", names, shared_planner.address, tmp_path)

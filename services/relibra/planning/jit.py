@@ -11,12 +11,8 @@ from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
-
-try:
-    from numba import njit
-except ModuleNotFoundError:  # a trainer needs none: what it takes from planning is right, and slow, without
-    njit = None
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -26,9 +22,7 @@ _dispatchers: list[Any] = []
 
 
 def compiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Compile `function` on its first call, and keep the machine code on disk; without numba, return it as it is."""
-    if njit is None:
-        return function
+    """Compile `function` on its first call, and keep the machine code on disk."""
     dispatcher = njit(cache=True, nogil=True)(function)
     _dispatchers.append(dispatcher)
     return cast(Callable[Parameters, Result], dispatcher)

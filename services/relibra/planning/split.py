@@ -19,10 +19,23 @@ E experts, R EP ranks, G ranks of a node, Y replicas of one cell by expert and r
 the home of each such expert and then its replicas, M rows, L layers.
 """
 
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning.jit import compiled
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+try:
+    from relibra.planning.jit import compiled
+except ModuleNotFoundError:  # a trainer has no numba: it splits on a GPU, and in plain Python gets the same, slowly
+
+    def compiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        """Return the function as it is."""
+        return function
+
 
 _NUM_POURS = 2
 _MOST_MOVES = 1 << 12
