@@ -24,7 +24,8 @@ from benchmarks import results
 from relibra.evaluation import model_of
 from relibra.evaluation.baselines.eplb import eplb
 from relibra.planning import Cluster, Model, Schedule, StepLoad, imbalance
-from relibra.planning.expected.loads import realised_loads, seen_load
+from relibra.planning.expected.loads import seen_load
+from relibra.planning.expected.realised import realised_loads
 from relibra.planning.load import home_loads
 from relibra.planning.plan import Basis
 from relibra.planning.solve import solve

@@ -21,7 +21,7 @@ from relibra.agent.placement import Placement
 from relibra.kernels import EMPTY, cuda, quota_remap
 from relibra.kernels.launch import Run
 from relibra.planning import Cluster, Model, Plan, PlanId, PlanParams, Schedule, StepLoad, StepPlan
-from relibra.planning.expected.loads import realised_loads
+from relibra.planning.expected.realised import realised_loads
 from relibra.planning.solve import solve
 
 Remap = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]

@@ -11,7 +11,7 @@ from harness.plan_files import read_plan_file
 from harness.services import CLUSTER, MODEL, PARAMS, Service, routed_experts
 from relibra.errors import NotReady
 from relibra.planning import Plan, Schedule, StepLoad, check_plan, check_step_plan, imbalance
-from relibra.planning.expected.loads import realised_loads
+from relibra.planning.expected.realised import realised_loads
 from relibra.planning.load import home_loads
 from relibra.planning.plan import Basis
 from relibra.planning.plan_file import plan_to_bytes

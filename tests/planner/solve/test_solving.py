@@ -57,6 +57,13 @@ def test_after_its_warm_up_a_worker_compiles_nothing() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_process_that_serves_loads_no_compiler() -> None:
+    """It takes memory and time, and numba begins a folder of its own, into which shipped code is then not copied."""
+    code = "import sys, relibra.planner.server; print('numba' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
 def test_a_forecast_counts_the_sequences_that_steps_trained_on(store: Store, run: Loop) -> None:
     """Not those that were reported for packing alone, or that were filtered out after their report."""
     job = run(store.register_job("job", MODEL, CLUSTER, PARAMS))

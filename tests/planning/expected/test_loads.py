@@ -14,9 +14,9 @@ from relibra.planning.expected.loads import (
     expected_share,
     expected_step,
     micro_batches_of,
-    realised_loads,
     seen_load,
 )
+from relibra.planning.expected.realised import realised_loads
 from relibra.planning.plan import Basis
 from relibra.planning.plan_file import plan_to_bytes
 from relibra.planning.solve import solve

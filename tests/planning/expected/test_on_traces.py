@@ -5,7 +5,8 @@ import pytest
 
 from relibra.evaluation import model_of
 from relibra.planning import Cluster, Schedule, StepLoad, check_plan, imbalance
-from relibra.planning.expected.loads import micro_batches_of, realised_loads, seen_load
+from relibra.planning.expected.loads import micro_batches_of, seen_load
+from relibra.planning.expected.realised import realised_loads
 from relibra.planning.plan import Basis
 from relibra.planning.solve import solve
 from relibra.routing import count_sequences, read_trace

@@ -1,7 +1,7 @@
 """Loads that are estimated because routing is not replayed, or not recorded yet.
 
 Ranks split the tokens that really come, so a plan for estimated loads is executed like any other: where the estimate is
-wrong, the copies fit less well, and nothing else. `realised_loads` computes what the ranks then do.
+wrong, the copies fit less well, and nothing else.
 
 M rows, N micro-batches seen, L layers, E experts, R EP ranks, K top-k, S sequences or (row, source rank) pairs.
 """
@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 from relibra.errors import InvalidInput
 from relibra.planning.job import Cluster, Model
 from relibra.planning.load import StepLoad
-from relibra.planning.plan import Plan, replicated_loads
 from relibra.planning.schedule import Schedule
-from relibra.planning.split import split_step
 
 WINDOW = 4
 """Earlier steps that the estimate uses. With the default decay, the step before these would weigh 3 %."""
@@ -131,26 +129,6 @@ def seen_load(seen_NLE: NDArray[np.integer], cluster: Cluster) -> StepLoad:
         num_rows=num_rows,
         num_ranks=cluster.num_ranks,
     )
-
-
-def realised_loads(plan: Plan, load: StepLoad) -> NDArray[np.int64]:
-    """Return the token copies that every rank computes where a step routes `load` under `plan`, int64 `[M, L, R]`.
-
-    Raises:
-        InvalidInput: the load has other rows than the plan.
-    """
-    if load.num_rows != plan.num_rows:
-        raise InvalidInput.of("load", expected=f"{plan.num_rows} rows", got=load.num_rows)
-    home_LE, index_Y4 = plan.home_rank_LE, plan.replica_index_Y4
-    tokens_Y, _ = split_step(
-        load.load_MLE,
-        load.crossing_MLE(home_LE, plan.cluster),
-        home_LE,
-        index_Y4,
-        plan.cluster.gpus_per_node,
-        load.num_ranks,
-    )
-    return replicated_loads(load.load_MLE, home_LE, index_Y4, tokens_Y, plan.cluster.num_ranks)
 
 
 def _load_of_pairs(
