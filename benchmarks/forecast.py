@@ -27,7 +27,7 @@ from relibra.planning import Cluster, Model, Schedule, StepLoad, imbalance
 from relibra.planning.expected.loads import seen_load
 from relibra.planning.expected.realised import realised_loads
 from relibra.planning.load import home_loads
-from relibra.planning.plan import Basis
+from relibra.planning.plan import Level
 from relibra.planning.solve import solve
 from relibra.routing import RoutingTrace, count_sequences, read_trace
 
@@ -74,7 +74,7 @@ def _measure(counts_SLE: NDArray[np.integer], model: Model, cluster: Cluster, se
 
     def forecast(steps: list[NDArray[np.int64]]) -> float:
         seen = seen_load(np.concatenate(steps), cluster)
-        plan = solve(load, schedule, model, cluster, basis=Basis.PREVIOUS_STEPS, seen=seen)
+        plan = solve(load, schedule, model, cluster, basis=Level.HISTORY, seen=seen)
         return imbalance(realised_loads(plan, load))
 
     def foresight(seen: StepLoad, basis: Basis) -> float:

@@ -273,7 +273,7 @@ def test_a_step_is_planned_from_the_past_alone_and_its_tokens_are_split(trace, t
     known = json.loads(_run(trace, *options))
     foreseen = json.loads(_run(trace, "--history", past, *options))
     held = read_plan_file(output.read_bytes())
-    assert held.prediction.basis == "previous steps"
+    assert held.prediction.level == "history"
     assert held.load_MLE.sum() == 900 * 2 * 2
     assert known["imbalance"]["planned"] <= foreseen["imbalance"]["planned"] < known["imbalance"]["planned"] + 0.1
     with pytest.raises(InvalidInput, match="--pack: expected no --history with it"):

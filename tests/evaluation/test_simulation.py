@@ -6,12 +6,13 @@ from relibra.errors import InvalidInput
 from relibra.evaluation.dispatcher import Dispatcher
 from relibra.evaluation.hardware import HARDWARE
 from relibra.evaluation.model_presets import MODELS
-from relibra.evaluation.policies import POLICIES, PUBLISHED, Knowledge
+from relibra.evaluation.policies import POLICIES, PUBLISHED
 from relibra.evaluation.routing_statistics import RoutingStatistics
 from relibra.evaluation.simulation import simulate
 from relibra.evaluation.training import Training
 from relibra.evaluation.workload import drawn
 from relibra.planning import Cluster
+from relibra.planning.plan import Level
 
 _MODEL = replace(MODELS["qwen3-30b-a3b"], num_layers=4)
 _CLUSTER = Cluster(num_nodes=2, gpus_per_node=8, redundant_slots=2)
@@ -81,8 +82,8 @@ def test_where_the_host_costs_nothing_both_halves_together_have_the_least_imbala
 
 def test_without_replay_relibra_is_still_better_than_placements_that_know_the_step(steps, outcomes):
     before, now = steps
-    (history,) = simulate(now, before, _TRAINING, ["relibra"], knowledge=Knowledge.HISTORY)
-    (step,) = simulate(now, before, _TRAINING, ["relibra"], knowledge=Knowledge.STEP)
+    (history,) = simulate(now, before, _TRAINING, ["relibra"], level=Level.HISTORY)
+    (step,) = simulate(now, before, _TRAINING, ["relibra"], level=Level.STEP)
     for foreseen in (history, step):
         assert foreseen.of_balanced > outcomes["eplb-oracle"].of_balanced
         assert foreseen.of_balanced < outcomes["relibra"].of_balanced + 0.002

@@ -5,7 +5,7 @@ import numpy as np
 from relibra.planning import StepPlan
 from relibra.v1 import plan_pb2
 from relibra.wire import array
-from relibra.wire.messages import encode_basis, encode_plan_id
+from relibra.wire.messages import encode_level, encode_plan_id
 
 
 def encode_step_plan(plan: StepPlan) -> plan_pb2.StepPlan:
@@ -24,5 +24,5 @@ def encode_step_plan(plan: StepPlan) -> plan_pb2.StepPlan:
         replica_rank=array.encode(plan.replica_index_Y4[:, 3]),
         num_micro_batches=plan.num_micro_batches,
         reason=plan.reason,
-        basis=encode_basis(plan.basis),
+        level=encode_level(plan.level),
     )

@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
-from harness.services import CLUSTER, Loop, count, plain_plan, routed_experts
+from harness.services import CLUSTER, MODEL, Loop, count, plain_plan, routed_experts
 from relibra.errors import RelibraError
-from relibra.planning import Schedule
+from relibra.planning import Cause, ExecutionReport, Phase, Schedule
 from relibra.store import EncodedPlan, ExpiryCause, JobRecord, Lease, SequenceCounts, Store, StoreLimits
 
 IDS = [f"seq-{index}" for index in range(8)]
@@ -36,6 +37,21 @@ def report_all(
     epoch = run(store.current_epochs(["job"])).get("job", 1)
     sequences = [sequence(epoch, name, counts_LE, step=step) for name, counts_LE in zip(IDS, COUNTS_SLE, strict=True)]
     return run(store.put_counts(sequences, limits))
+
+
+def execution_report(rank: int, step: int = 1, **more: Any) -> ExecutionReport:
+    """Return the report of a rank that had no plan."""
+    plain: dict[str, Any] = {
+        "step": step,
+        "phase": Phase.UPDATE,
+        "ep_group": 0,
+        "ep_rank": rank,
+        "applied": None,
+        "reason": "no plan",
+        "causes": (Cause.UNSCHEDULED,),
+        "realised_load_ML": np.ones((2, MODEL.num_layers), dtype=np.int64),
+    }
+    return ExecutionReport(**plain | more)
 
 
 def lease_of(store: Store, run: Loop, job: JobRecord, step: int, lease_s: float = LONG_S) -> Lease:

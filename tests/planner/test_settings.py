@@ -7,7 +7,6 @@ from relibra.errors import Unsupported
 from relibra.planner.limits.admission import Admission
 from relibra.planner.settings import PlannerSettings
 from relibra.planning import Cluster, CostModel, Model, PlanParams
-from relibra.planning.plan import Basis
 from relibra.store import StoreLimits
 
 URL = "redis://redis:6379/0"
@@ -26,20 +25,19 @@ def test_limits_of_the_store_are_those_that_were_set() -> None:
     assert (limits.max_open_steps, limits.max_step_size_bytes) == (3, 7)
 
 
-@pytest.mark.parametrize("basis", Basis)
 @pytest.mark.parametrize("params", [PlanParams(), PlanParams(cost=CostModel(token_size_bytes=28_672))])
-def test_S7_the_defaults_serve_a_large_job_whoever_counts_its_sequences(basis: Basis, params: PlanParams) -> None:
-    """512 data ranks count 128 micro-batches each of DeepSeek-V3's 58 layers x 256 experts, 8 EP groups of 64 ranks."""
+def test_S7_the_defaults_serve_a_large_job_of_many_sequences(params: PlanParams) -> None:
+    """512 data ranks have a sequence in each of 128 micro-batches of DeepSeek-V3's 58 layers x 256 experts, 8 EP groups of 64 ranks."""
     model = Model(num_layers=58, num_experts=256, top_k=8)
     cluster = Cluster(num_nodes=8, gpus_per_node=8, redundant_slots=2, num_ep_groups=8)
     settings = PlannerSettings.load(redis_url=URL)
-    admission, num_parts, num_micro_batches = Admission(settings), 512 * 128, 128
+    admission, num_sequences, num_micro_batches = Admission(settings), 512 * 128, 128
     admission.check_num_cells(num_micro_batches * cluster.num_ep_groups, model)
-    admission.check_num_sequences(num_parts)
-    admission.check_solve_size(num_parts, num_micro_batches, model, cluster, params, basis)
-    # A part has up to 65535 token copies of an expert, and takes the next size of Redis' allocator.
-    sequences_bytes = num_parts * ((32 << 10) + 100)
-    reports_bytes = 2 * 512 * ((64 << 10) + 1024)
+    admission.check_num_sequences(num_sequences)
+    admission.check_solve_size(num_sequences, num_micro_batches, model, cluster, params)
+    # A sequence has up to 65535 token copies of an expert, and takes the next size of Redis' allocator.
+    sequences_bytes = num_sequences * ((32 << 10) + 100)
+    reports_bytes = 2 * 512 * ((64 << 10) + (16 << 10) + 1024)
     assert sequences_bytes + reports_bytes <= settings.max_step_size_bytes
     assert reports_bytes <= settings.max_reports_size_bytes
     assert settings.max_step_size_bytes <= settings.retained_bytes, "each step would drop all before it"

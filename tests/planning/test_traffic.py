@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from harness.modelled_time import modelled_us
 from relibra.evaluation.assignment import Assignment, at_home
 from relibra.planning import Cluster, CostModel, Model, PlanParams, Schedule, StepLoad, check_plan
-from relibra.planning.plan import Basis
+from relibra.planning.plan import Level
 from relibra.planning.solve import solve
 from relibra.planning.traffic import Traffic
 
@@ -165,11 +165,11 @@ def test_plans_take_no_longer_than_plain_expert_parallelism_nor_than_plans_of_to
     assert plan.prediction.time_us == pytest.approx(plan_us, rel=1e-9)
 
 
-@pytest.mark.parametrize("basis", Basis)
-def test_the_time_of_a_plan_is_that_of_the_sources_that_it_has_for_replicas(basis):
+@pytest.mark.parametrize("level", Level)
+def test_the_time_of_a_plan_is_that_of_the_sources_that_it_has_for_replicas(level):
     load, schedule = _two_domains(0.35)
     skewed = replace(load, counts_SLE=load.counts_SLE * np.array([9, 1, 1, 1, 1, 1, 5, 1]))
-    plan = solve(skewed, schedule, _MODEL, _TWO_NODES, PlanParams(cost=_DEAR), basis=basis)
+    plan = solve(skewed, schedule, _MODEL, _TWO_NODES, PlanParams(cost=_DEAR), level=level)
     check_plan(plan, skewed.load_MLE)
     assert plan.prediction.num_replicas
     assignment = Assignment.of_plan(plan, skewed)

@@ -85,9 +85,9 @@ ON_PLANNERS = [
         stopped_by="max_sequences; one large message of a job is in work at a time",
     ),
     Row(
-        name="schedules_on_previous_steps",
-        attack="schedules of 262144 sequences on previous steps",
-        stopped_by="max_open_steps; one large message of a job is in work at a time",
+        name="schedules_of_nothing",
+        attack="schedules of 262144 sequences that nobody reported",
+        stopped_by="all must be reported; one large message of a job is in work at a time",
     ),
     Row(
         name="fetches_that_wait",

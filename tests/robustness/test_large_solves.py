@@ -9,7 +9,6 @@ from harness.robustness.world import World, figure, take_step
 from harness.services import CLUSTER, eventually
 from relibra.errors import InvalidInput, LimitExceeded, NotReady
 from relibra.planning import Model, Schedule
-from relibra.planning.plan import Basis
 from relibra.wire.client import PlannerClient
 
 pytestmark = [pytest.mark.robustness, pytest.mark.integration]
@@ -34,10 +33,10 @@ def test_S7_a_small_schedule_that_asks_for_a_large_solve_takes_no_memory_from_ot
         client.register_job("attacker", LARGE, CLUSTER)
         ids, schedule = one_row_each(10_000)
         with pytest.raises(LimitExceeded, match=r"at most 67108864 bytes \(solver_memory_bytes\), got 1474560000"):
-            client.submit_schedule("attacker", 1, ids, schedule, Basis.PREVIOUS_STEPS)
+            client.submit_schedule("attacker", 1, ids, schedule)
         # The arrays of these rows alone fit. All that the solve makes of them does not.
         ids, schedule = one_row_each(450)
-        client.submit_schedule("attacker", 1, ids, schedule, Basis.PREVIOUS_STEPS)
+        client.submit_schedule("attacker", 1, ids, schedule)
 
         def why_not() -> str:
             try:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from relibra.errors import InvalidInput, Unsupported
 from relibra.planning import Cluster, Schedule
 from relibra.routing import ModelLayers
-from relibra.routing.token_layout import ParallelLayout
 from relibra.steps.packing import (
     MAX_IDS,
     PackableStep,
@@ -18,6 +17,7 @@ from relibra.steps.packing import (
     sampling_interval,
     untrainable,
 )
+from relibra.steps.parallel_layout import ParallelLayout
 
 LAYERS = ModelLayers.uniform(num_layers=2, num_experts=8, top_k=2)
 LAYOUTS = [
@@ -38,9 +38,8 @@ def test_a_deal_comes_back_from_the_planner_as_it_went(ranks: ParallelLayout, nu
     expected = [[sorted(sequences) for sequences in of_rank] for of_rank in dealt]
     schedule = as_schedule(dealt, ranks)
     assert as_dealt(schedule, ranks, num) == expected
-    schedule.check(
-        Cluster(num_nodes=1, gpus_per_node=ranks.expert, redundant_slots=0, num_ep_groups=ranks.num_ep_groups)
-    )
+    num_ep_groups = ranks.data * ranks.context * ranks.tensor // (ranks.expert * ranks.expert_tensor)
+    schedule.check(Cluster(num_nodes=1, gpus_per_node=ranks.expert, redundant_slots=0, num_ep_groups=num_ep_groups))
 
 
 def test_a_data_parallel_rank_of_several_gpus_starts_from_its_first_ep_rank() -> None:

@@ -7,11 +7,13 @@ import pytest
 from redis import Redis
 
 from harness.services import Loop, eventually
-from harness.step_samples import expire, report_all, sequence
-from relibra.errors import LimitExceeded
+from harness.step_samples import IDS, SCHEDULE, expire, report_all, sequence
+from relibra.errors import LimitExceeded, NotFound
 from relibra.planner.settings import PlannerSettings
 from relibra.planning import Cause, ExecutionReport, Phase, PlanId
 from relibra.planning.execution import executions
+from relibra.planning.load import imbalance
+from relibra.planning.plan import Level
 from relibra.store import JobRecord, Store, StoreLimits
 from relibra.store.keys import JobKeys
 
@@ -52,9 +54,55 @@ def test_reports_are_kept_by_phase_and_rank(store: Store, run: Loop, job: JobRec
     np.testing.assert_array_equal(found[1].realised_load_ML, reports[0].realised_load_ML)
 
 
-def test_S7_a_report_of_a_step_that_is_not_there_is_dropped(store: Store, run: Loop, job: JobRecord) -> None:
-    run(store.put_report(job, report(job, Phase.UPDATE, 0, step=9)))
-    assert run(store.get_reports(job, 9)) == []
+def test_S7_a_report_of_an_expired_step_is_refused(store: Store, run: Loop, job: JobRecord) -> None:
+    report_all(store, run)
+    assert expire(store, run, job, [1]) == [1]
+    with pytest.raises(NotFound, match="step 1 of job 'job' has expired"):
+        run(store.put_report(job, report(job, Phase.UPDATE, 0)))
+
+
+def test_a_step_that_nobody_scheduled_is_reported_and_the_next_one_is_planned_from_history(
+    store: Store, run: Loop, job: JobRecord
+) -> None:
+    load_NLE = np.arange(2 * 3 * 8, dtype=np.uint8).reshape(2, 3, 8)
+    for step, factor in ((1, 1), (2, 3)):
+        for rank in range(job.cluster.num_ranks):
+            assert run(store.get_step(job, step + 1)).level is None
+            mine_NLE = np.where(np.arange(8) // 2 == rank, load_NLE, 0).astype(np.uint8)
+            of_rank = report(job, Phase.UPDATE, rank, step=step)
+            run(store.put_report(job, dataclasses.replace(of_rank, expert_load_NLE=mine_NLE * factor)))
+        assert run(store.get_step(job, step + 1)).level is Level.HISTORY
+    assert [pending.step for pending in run(store.pending_steps())] == [3], "step 2 has begun"
+    seen_NLE = run(store.micro_batches_before(job, 3, 4))
+    np.testing.assert_array_equal(seen_NLE, np.concatenate([load_NLE, 3 * load_NLE]))
+    np.testing.assert_array_equal(run(store.micro_batches_before(job, 3, 1)), 3 * load_NLE)
+    ((update,),) = run(store.get_executions(job, [1]))
+    plain_NLR = load_NLE.reshape(2, 3, job.cluster.num_ranks, -1).sum(axis=-1)
+    assert update.imbalance_plain == imbalance(plain_NLR)
+
+
+@pytest.mark.parametrize("what", ["scheduled", "collecting"])
+def test_no_step_is_planned_from_history_that_somebody_schedules(
+    store: Store, run: Loop, job: JobRecord, what: str
+) -> None:
+    report_all(store, run, step := 2 if what == "collecting" else 1)
+    if what == "scheduled":
+        run(store.put_schedule(job, step, IDS, SCHEDULE))
+    for rank in range(job.cluster.num_ranks):
+        run(store.put_report(job, report(job, Phase.UPDATE, rank)))
+    assert run(store.get_step(job, 2)).level is None
+
+
+def test_S9_history_does_without_a_damaged_report(
+    store: Store, run: Loop, job: JobRecord, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_NLE = np.ones((1, 3, 8), dtype=np.uint8)
+    for rank in range(2):
+        run(store.put_report(job, dataclasses.replace(report(job, Phase.UPDATE, rank), expert_load_NLE=load_NLE)))
+    with Redis.from_url(redis_url) as client:
+        client.hset(JobKeys("job").attempt(job.epoch).step(1, "routed"), "update/0/0", b"damaged")
+    np.testing.assert_array_equal(run(store.micro_batches_before(job, 2, 4)), load_NLE)
+    assert "plans from history do without it: the load by expert in report update/0/0 of step 1" in caplog.text
 
 
 def test_the_report_that_completes_a_phase_makes_its_sum(store: Store, run: Loop, job: JobRecord) -> None:
@@ -103,9 +151,9 @@ def test_S7_the_reports_of_a_step_have_a_limit_and_count_into_its_size(
         report_bytes = int(client.hget(sizes, "1") or 0) - counts_bytes
     assert report_bytes > 400
     two = StoreLimits(max_reports_size_bytes=2 * report_bytes)
-    assert run(store.put_report(job, report(job, Phase.UPDATE, 2), two))
+    run(store.put_report(job, report(job, Phase.UPDATE, 2), two))
     # A second report of a rank takes the place of the first.
-    assert run(store.put_report(job, report(job, Phase.UPDATE, 1), two))
+    run(store.put_report(job, report(job, Phase.UPDATE, 1), two))
     with pytest.raises(LimitExceeded, match="rank 3 of EP group 0 does not fit: the reports of") as error:
         run(store.put_report(job, report(job, Phase.UPDATE, 3), two))
     assert error.value.limit == "max_reports_size_bytes"

@@ -318,7 +318,7 @@ def test_S7_going_back_again_and_again_leaves_nothing_behind(
 
 def test_every_key_of_an_attempt_is_moved_or_left_behind_on_purpose() -> None:
     moved = {*SETS_BY_STEP, *SETS_OF_STEPS, *HASHES_BY_STEP, "version", "floor"}
-    assert set(ATTEMPT_KEYS) - moved == {"placement", "refusals", "packing"}
+    assert set(ATTEMPT_KEYS) - moved == {"foreseen", "placement", "refusals", "packing"}
     assert len(set(STEP_KEYS)) == len(STEP_KEYS)
 
 

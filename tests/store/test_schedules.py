@@ -4,11 +4,18 @@ import numpy as np
 import pytest
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop
-from harness.step_samples import IDS, SCHEDULE, report_all, sequence
-from relibra.errors import Conflict, LimitExceeded, NotFound, StaleEpoch
-from relibra.planning import Schedule
-from relibra.planning.plan import Basis
+from harness.step_samples import IDS, LONG_S, OTHER_PLAN, PLAN, SCHEDULE, report_all, sequence
+from relibra.errors import Conflict, LimitExceeded, LostLease, NotFound, StaleEpoch
+from relibra.planning import PlanId, Schedule
+from relibra.planning.plan import Level
 from relibra.store import JobRecord, PendingStep, StepState, Store, StoreLimits
+
+
+def publish(store: Store, run: Loop, level: Level) -> PlanId:
+    """Publish a plan of the step that waits, made at this level."""
+    plan = dataclasses.replace(PLAN if level is Level.STEP else OTHER_PLAN, level=level)
+    plan_id: PlanId = run(store.publish_plan(run(store.take_lease("job", LONG_S)), plan))
+    return plan_id
 
 
 def test_a_schedule_is_kept_once_and_makes_the_step_pending(store: Store, run: Loop, job: JobRecord) -> None:
@@ -17,8 +24,8 @@ def test_a_schedule_is_kept_once_and_makes_the_step_pending(store: Store, run: L
     run(store.put_schedule(job, 1, IDS, SCHEDULE))
     with pytest.raises(Conflict, match="has another schedule"):
         run(store.put_schedule(job, 1, IDS, Schedule.round_robin(8, 4, CLUSTER)))
-    sequence_ids, schedule, basis = run(store.get_schedule(job, 1))
-    assert (sequence_ids, basis) == (IDS, Basis.REPLAY)
+    sequence_ids, schedule, level = run(store.get_schedule(job, 1))
+    assert (sequence_ids, level) == (IDS, Level.MICRO_BATCHES)
     np.testing.assert_array_equal(schedule.row_S, SCHEDULE.row_S)
     (pending,) = run(store.pending_steps())
     assert (pending.job_id, pending.step) == ("job", 1)
@@ -27,17 +34,37 @@ def test_a_schedule_is_kept_once_and_makes_the_step_pending(store: Store, run: L
         run(store.get_schedule(job, 2))
 
 
-def test_a_schedule_keeps_what_its_plan_is_based_on(store: Store, run: Loop, job: JobRecord) -> None:
-    run(store.put_schedule(job, 1, IDS, SCHEDULE, basis=Basis.PREVIOUS_STEPS))
+def test_a_schedule_that_says_more_replaces_the_sequences_and_their_plan(store: Store, run: Loop, job: JobRecord) -> None:
+    report_all(store, run)
+    run(store.put_schedule(job, 1, IDS, None))
+    assert run(store.get_schedule(job, 1)) == (IDS, None, Level.STEP)
+    of_sequences = publish(store, run, Level.STEP)
+    assert run(store.get_step(job, 1)).state is StepState.PLANNED
+    run(store.put_schedule(job, 1, IDS, SCHEDULE))
+    assert run(store.get_step(job, 1)).state is StepState.SOLVING
+    assert run(store.get_schedule(job, 1))[2] is Level.MICRO_BATCHES
     with pytest.raises(Conflict, match="has another schedule"):
-        run(store.put_schedule(job, 1, IDS, SCHEDULE))
-    assert run(store.get_schedule(job, 1))[2] is Basis.PREVIOUS_STEPS
+        run(store.put_schedule(job, 1, IDS, None))
+    assert publish(store, run, Level.MICRO_BATCHES).version > of_sequences.version
 
 
-def test_what_a_sequence_is_called_does_not_pass_for_a_basis(store: Store, run: Loop, job: JobRecord) -> None:
-    ids = ['{"basis": "previous steps"', *IDS[1:]]
+def test_S4_a_plan_that_knew_less_is_dropped_if_a_schedule_came_during_its_solve(
+    store: Store, run: Loop, job: JobRecord
+) -> None:
+    report_all(store, run)
+    run(store.put_schedule(job, 1, IDS, None))
+    lease = run(store.take_lease("job", LONG_S))
+    run(store.put_schedule(job, 1, IDS, SCHEDULE))
+    with pytest.raises(LostLease, match="got a schedule that says more"):
+        run(store.publish_plan(lease, dataclasses.replace(PLAN, level=Level.STEP)))
+    assert run(store.get_step(job, 1)).plan is None
+    publish(store, run, Level.MICRO_BATCHES)
+
+
+def test_what_a_sequence_is_called_does_not_pass_for_a_level(store: Store, run: Loop, job: JobRecord) -> None:
+    ids = ['{"level": "history"', *IDS[1:]]
     run(store.put_schedule(job, 1, ids, SCHEDULE))
-    assert run(store.get_schedule(job, 1))[2] is Basis.REPLAY
+    assert run(store.get_schedule(job, 1))[2] is Level.MICRO_BATCHES
     (late,) = run(store.put_counts([sequence(job.epoch, "late")]))
     assert isinstance(late, Conflict)
 

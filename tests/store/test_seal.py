@@ -39,7 +39,7 @@ async def read_sum(store: Store, job: JobRecord) -> None:
 Read = Callable[[Store, JobRecord], Any]
 READS: dict[str, tuple[str, str, str, Read]] = {
     "counts": ("counts", IDS[2], f"counts of sequence '{IDS[2]}'", lambda store, job: store.get_counts(job, 1, IDS)),
-    "total": ("counts", IDS[2], f"counts of sequence '{IDS[2]}'", lambda store, job: store.get_dealt(job, 1, 2)),
+    "routed": ("routed", "update/0/1", "the load by expert in report", lambda store, job: store.sum_reports(job, 1)),
     "schedule": ("schedule", "document", "the schedule", lambda store, job: store.get_schedule(job, 1)),
     "fetched": ("plan", "replica_rank", "field 'replica_rank' of", lambda store, job: store.get_packed_plan(job, 1)),
     "shown": ("plan", "load", "field 'load' of", lambda store, job: store.get_plan(job, 1)),

@@ -1,12 +1,24 @@
+import dataclasses
+
 import numpy as np
 import pytest
 from redis import Redis
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop
-from harness.step_samples import COUNTS_SLE, IDS, LONG_S, PLAN, SCHEDULE, lease_of, report_all, sequence
+from harness.step_samples import (
+    COUNTS_SLE,
+    IDS,
+    LONG_S,
+    PLAN,
+    SCHEDULE,
+    execution_report,
+    lease_of,
+    report_all,
+    sequence,
+)
 from relibra.errors import Conflict, LimitExceeded, NotFound, UnknownJob
 from relibra.planning import Model
-from relibra.planning.plan import Basis
+from relibra.planning.plan import Level
 from relibra.store import JobRecord, SequenceCounts, Store, StoreLimits
 from relibra.store.keys import JobKeys
 
@@ -78,20 +90,18 @@ def test_late_sequences_are_refused_but_known_ones_confirmed(store: Store, run: 
     assert run(store.reported_sequences(job, 1)) == set(IDS)
 
 
-def test_a_step_that_is_forecast_takes_reports_after_its_schedule_and_does_not_open_again(
+def test_a_step_that_is_planned_from_history_takes_sequences_and_a_schedule(
     store: Store, run: Loop, job: JobRecord
 ) -> None:
-    run(store.put_schedule(job, 1, IDS, SCHEDULE, basis=Basis.PREVIOUS_STEPS))
+    for rank in range(job.cluster.num_ranks):
+        run(store.put_report(job, execution_report(rank, step=0)))
+    assert run(store.get_step(job, 1)).level is Level.HISTORY
     lease = run(store.take_lease("job", LONG_S))
-    run(store.publish_plan(lease, PLAN))
+    run(store.publish_plan(lease, dataclasses.replace(PLAN, level=Level.HISTORY)))
     assert report_all(store, run) == [None] * 8
-    load_MLE = run(store.get_dealt(job, 1, 2))
-    np.testing.assert_array_equal(load_MLE.sum(axis=0), COUNTS_SLE.sum(axis=0))
-    assert load_MLE.any(axis=(1, 2)).all()
-    assert not run(store.get_dealt(job, 2, 3)).any()
-    assert report_all(store, run, 2, StoreLimits(max_open_steps=1)) == [None] * 8
-    run(store.put_schedule(job, 3, IDS, SCHEDULE, basis=Basis.ROLLOUT))
-    (late,) = run(store.put_counts([sequence(job.epoch, "late", step=3)]))
+    run(store.put_schedule(job, 1, IDS, SCHEDULE))
+    assert run(store.get_step(job, 1)).plan is None, "its plan knew less"
+    (late,) = run(store.put_counts([sequence(job.epoch, "late")]))
     assert isinstance(late, Conflict)
 
 

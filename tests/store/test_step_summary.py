@@ -4,7 +4,7 @@ import pytest
 
 from relibra.planning import Cause, Phase, PlanId
 from relibra.planning.execution import PhaseSummary
-from relibra.planning.plan import Basis, Prediction
+from relibra.planning.plan import Level, Prediction
 from relibra.store.records import PlanRecord
 from relibra.store.step_summary import (
     Expired,
@@ -42,7 +42,7 @@ PLAN = PlanRecord(
         reorder_size_bytes=None,
         replica_size_bytes=1 << 40,
         imbalance_floor=1.002,
-        basis=Basis.ROLLOUT,
+        level=Level.STEP,
     ),
     submitted_at=1_763_799_999.5,
     published_at=1_763_800_000.125,

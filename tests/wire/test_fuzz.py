@@ -185,7 +185,7 @@ LIES: dict[str, st.SearchStrategy[Message]] = {
         replica_expert=ARRAYS,
         replica_rank=ARRAYS,
         num_micro_batches=NUMBERS,
-        basis=st.integers(0, 3),
+        level=st.integers(0, 3),
     ),
     "execution": st.builds(
         execution_pb2.ReportExecutionRequest,
@@ -193,6 +193,7 @@ LIES: dict[str, st.SearchStrategy[Message]] = {
         ep_group=NUMBERS,
         ep_rank=NUMBERS,
         realised_load=ARRAYS,
+        expert_load=ARRAYS,
         plan_wait_s=st.floats(),
         reorder_s=st.floats(),
         replica_wait_s=st.floats(),

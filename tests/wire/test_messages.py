@@ -20,7 +20,7 @@ from relibra.planning import (
     Schedule,
     StepPlan,
 )
-from relibra.planning.plan import Basis
+from relibra.planning.plan import Level
 from relibra.v1 import execution_pb2, job_pb2, plan_pb2
 from relibra.wire import array, messages
 from relibra.wire.launch import this_launch
@@ -117,8 +117,8 @@ def test_a_sequence_scheduled_twice_is_named() -> None:
         messages.decode_schedule(message, CLUSTER)
 
 
-@pytest.mark.parametrize("basis", list(Basis))
-def test_step_plans_survive_the_wire(basis: Basis) -> None:
+@pytest.mark.parametrize("level", list(Level))
+def test_step_plans_survive_the_wire(level: Level) -> None:
     plan = StepPlan(
         id=PlanId(epoch=2**63 - 1, version=7),
         step=5,
@@ -127,7 +127,7 @@ def test_step_plans_survive_the_wire(basis: Basis) -> None:
         replica_index_Y4=np.array([[0, 1, 2, 0], [3, 2, 7, 2]], dtype=np.int32),
         num_micro_batches=2,
         reason="two replicas",
-        basis=basis,
+        level=level,
     )
     data = encode_step_plan(plan).SerializeToString()
     assert same(messages.decode_step_plan(plan_pb2.StepPlan.FromString(data), MODEL), plan)
@@ -135,9 +135,9 @@ def test_step_plans_survive_the_wire(basis: Basis) -> None:
         messages.decode_step_plan(plan_pb2.StepPlan.FromString(data), dataclasses.replace(MODEL, num_layers=2))
 
 
-def test_a_basis_nobody_knows_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"basis: expected replay, rollout or previous steps \(0 to 2\), got 3"):
-        messages.decode_basis(3)
+def test_a_level_nobody_knows_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"plan.level: expected micro-batches, step or history \(0 to 2\), got 3"):
+        messages.decode_level(3)
 
 
 @pytest.mark.parametrize("applied", [None, PlanId(epoch=2**63 - 1, version=1)])

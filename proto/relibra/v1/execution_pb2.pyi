@@ -23,6 +23,7 @@ class Cause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CAUSE_DISAGREED: _ClassVar[Cause]
     CAUSE_UNDONE: _ClassVar[Cause]
     CAUSE_OTHER_LAUNCH: _ClassVar[Cause]
+    CAUSE_UNSCHEDULED: _ClassVar[Cause]
 PHASE_UNSPECIFIED: Phase
 PHASE_RECOMPUTE: Phase
 PHASE_UPDATE: Phase
@@ -33,9 +34,10 @@ CAUSE_INVALID: Cause
 CAUSE_DISAGREED: Cause
 CAUSE_UNDONE: Cause
 CAUSE_OTHER_LAUNCH: Cause
+CAUSE_UNSCHEDULED: Cause
 
 class ReportExecutionRequest(_message.Message):
-    __slots__ = ("job_id", "step", "phase", "ep_group", "ep_rank", "applied", "reason", "realised_load", "reorder_sent_bytes", "replica_sent_bytes", "plan_wait_s", "reorder_s", "replica_wait_s", "causes", "epoch", "duration_s", "num_processes")
+    __slots__ = ("job_id", "step", "phase", "ep_group", "ep_rank", "applied", "reason", "realised_load", "reorder_sent_bytes", "replica_sent_bytes", "plan_wait_s", "reorder_s", "replica_wait_s", "causes", "epoch", "duration_s", "num_processes", "expert_load")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +55,7 @@ class ReportExecutionRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     DURATION_S_FIELD_NUMBER: _ClassVar[int]
     NUM_PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_LOAD_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     step: int
     phase: Phase
@@ -70,7 +73,8 @@ class ReportExecutionRequest(_message.Message):
     epoch: int
     duration_s: float
     num_processes: int
-    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., ep_group: _Optional[int] = ..., ep_rank: _Optional[int] = ..., applied: _Optional[_Union[_plan_pb2.PlanId, _Mapping]] = ..., reason: _Optional[str] = ..., realised_load: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., reorder_sent_bytes: _Optional[int] = ..., replica_sent_bytes: _Optional[int] = ..., plan_wait_s: _Optional[float] = ..., reorder_s: _Optional[float] = ..., replica_wait_s: _Optional[float] = ..., causes: _Optional[_Iterable[_Union[Cause, str]]] = ..., epoch: _Optional[int] = ..., duration_s: _Optional[float] = ..., num_processes: _Optional[int] = ...) -> None: ...
+    expert_load: _array_pb2.Array
+    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., ep_group: _Optional[int] = ..., ep_rank: _Optional[int] = ..., applied: _Optional[_Union[_plan_pb2.PlanId, _Mapping]] = ..., reason: _Optional[str] = ..., realised_load: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., reorder_sent_bytes: _Optional[int] = ..., replica_sent_bytes: _Optional[int] = ..., plan_wait_s: _Optional[float] = ..., reorder_s: _Optional[float] = ..., replica_wait_s: _Optional[float] = ..., causes: _Optional[_Iterable[_Union[Cause, str]]] = ..., epoch: _Optional[int] = ..., duration_s: _Optional[float] = ..., num_processes: _Optional[int] = ..., expert_load: _Optional[_Union[_array_pb2.Array, _Mapping]] = ...) -> None: ...
 
 class ReportExecutionResponse(_message.Message):
     __slots__ = ()

@@ -7,19 +7,19 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class Basis(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class Level(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    BASIS_REPLAY: _ClassVar[Basis]
-    BASIS_ROLLOUT: _ClassVar[Basis]
-    BASIS_PREVIOUS_STEPS: _ClassVar[Basis]
+    LEVEL_MICRO_BATCHES: _ClassVar[Level]
+    LEVEL_STEP: _ClassVar[Level]
+    LEVEL_HISTORY: _ClassVar[Level]
 
 class Freedom(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FREEDOM_MICRO_BATCHES: _ClassVar[Freedom]
     FREEDOM_RANKS: _ClassVar[Freedom]
-BASIS_REPLAY: Basis
-BASIS_ROLLOUT: Basis
-BASIS_PREVIOUS_STEPS: Basis
+LEVEL_MICRO_BATCHES: Level
+LEVEL_STEP: Level
+LEVEL_HISTORY: Level
 FREEDOM_MICRO_BATCHES: Freedom
 FREEDOM_RANKS: Freedom
 
@@ -44,18 +44,16 @@ class Schedule(_message.Message):
     def __init__(self, sequence_ids: _Optional[_Iterable[str]] = ..., micro_batch: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., source_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., ep_group: _Optional[_Union[_array_pb2.Array, _Mapping]] = ...) -> None: ...
 
 class SubmitScheduleRequest(_message.Message):
-    __slots__ = ("job_id", "step", "schedule", "basis", "epoch")
+    __slots__ = ("job_id", "step", "schedule", "epoch")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
-    BASIS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     step: int
     schedule: Schedule
-    basis: Basis
     epoch: int
-    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, _Mapping]] = ..., basis: _Optional[_Union[Basis, str]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class SubmitScheduleResponse(_message.Message):
     __slots__ = ()
@@ -112,7 +110,7 @@ class FetchPlanResponse(_message.Message):
     def __init__(self, plan: _Optional[_Union[StepPlan, _Mapping]] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("id", "step", "digest", "home_rank", "num_micro_batches", "reason", "replica_count", "replica_expert", "replica_rank", "basis")
+    __slots__ = ("id", "step", "digest", "home_rank", "num_micro_batches", "reason", "replica_count", "replica_expert", "replica_rank", "level")
     ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -122,7 +120,7 @@ class StepPlan(_message.Message):
     REPLICA_COUNT_FIELD_NUMBER: _ClassVar[int]
     REPLICA_EXPERT_FIELD_NUMBER: _ClassVar[int]
     REPLICA_RANK_FIELD_NUMBER: _ClassVar[int]
-    BASIS_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
     id: PlanId
     step: int
     digest: bytes
@@ -132,8 +130,8 @@ class StepPlan(_message.Message):
     replica_count: _array_pb2.Array
     replica_expert: _array_pb2.Array
     replica_rank: _array_pb2.Array
-    basis: Basis
-    def __init__(self, id: _Optional[_Union[PlanId, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[bytes] = ..., home_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., num_micro_batches: _Optional[int] = ..., reason: _Optional[str] = ..., replica_count: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_expert: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., basis: _Optional[_Union[Basis, str]] = ...) -> None: ...
+    level: Level
+    def __init__(self, id: _Optional[_Union[PlanId, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[bytes] = ..., home_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., num_micro_batches: _Optional[int] = ..., reason: _Optional[str] = ..., replica_count: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_expert: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., level: _Optional[_Union[Level, str]] = ...) -> None: ...
 
 class WatchPlansRequest(_message.Message):
     __slots__ = ("job_id", "epoch")

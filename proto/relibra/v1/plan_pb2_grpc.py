@@ -60,8 +60,9 @@ class PlanServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def SubmitSchedule(self, request, context):
-        """The trainer driver calls it when the rollout of a step has ended. It is idempotent by (job_id, step) and returns when
-        the schedule is durable; the plan follows.
+        """The trainer driver calls it when the rollout of a step has ended, and again when it knows the micro-batches. It is
+        idempotent by (job_id, step) and returns when the schedule is durable; the plan follows. A schedule that says more
+        replaces one that says less, and its plan replaces the other plan.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

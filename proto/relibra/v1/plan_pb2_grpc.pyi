@@ -23,8 +23,9 @@ class PlanServiceStub:
         relibra.v1.plan_pb2.SubmitScheduleRequest,
         relibra.v1.plan_pb2.SubmitScheduleResponse,
     ]
-    """The trainer driver calls it when the rollout of a step has ended. It is idempotent by (job_id, step) and returns when
-    the schedule is durable; the plan follows.
+    """The trainer driver calls it when the rollout of a step has ended, and again when it knows the micro-batches. It is
+    idempotent by (job_id, step) and returns when the schedule is durable; the plan follows. A schedule that says more
+    replaces one that says less, and its plan replaces the other plan.
     """
 
     Pack: grpc.UnaryUnaryMultiCallable[
@@ -52,8 +53,9 @@ class PlanServiceAsyncStub:
         relibra.v1.plan_pb2.SubmitScheduleRequest,
         relibra.v1.plan_pb2.SubmitScheduleResponse,
     ]
-    """The trainer driver calls it when the rollout of a step has ended. It is idempotent by (job_id, step) and returns when
-    the schedule is durable; the plan follows.
+    """The trainer driver calls it when the rollout of a step has ended, and again when it knows the micro-batches. It is
+    idempotent by (job_id, step) and returns when the schedule is durable; the plan follows. A schedule that says more
+    replaces one that says less, and its plan replaces the other plan.
     """
 
     Pack: grpc.aio.UnaryUnaryMultiCallable[
@@ -83,8 +85,9 @@ class PlanServiceServicer(metaclass=abc.ABCMeta):
         request: relibra.v1.plan_pb2.SubmitScheduleRequest,
         context: _ServicerContext,
     ) -> typing.Union[relibra.v1.plan_pb2.SubmitScheduleResponse, collections.abc.Awaitable[relibra.v1.plan_pb2.SubmitScheduleResponse]]:
-        """The trainer driver calls it when the rollout of a step has ended. It is idempotent by (job_id, step) and returns when
-        the schedule is durable; the plan follows.
+        """The trainer driver calls it when the rollout of a step has ended, and again when it knows the micro-batches. It is
+        idempotent by (job_id, step) and returns when the schedule is durable; the plan follows. A schedule that says more
+        replaces one that says less, and its plan replaces the other plan.
         """
 
     @abc.abstractmethod

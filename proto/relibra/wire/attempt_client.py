@@ -43,7 +43,6 @@ class AttemptClient:
         """The attempt that this client registered or joined, by job id."""
         self._registered: dict[str, int] = {}
         """The attempt that this client registered or began by going back, by job id. It may be over: see `rollback`."""
-        self._newest_submitted: dict[str, int] = {}
         """The highest step of the attempt for which the planner answered `submit_schedule`, by job id."""
         self._jobs = job_pb2_grpc.JobServiceStub(self._channel)
 
@@ -88,8 +87,6 @@ class AttemptClient:
             job_id, model, cluster, params or PlanParams(), self._launch, self._epochs.get(job_id, 0)
         )
         epoch: int = self._call(self._jobs.RegisterJob, request).epoch
-        if epoch != self._registered.get(job_id):
-            self._newest_submitted.pop(job_id, None)
         self._epochs[job_id] = self._registered[job_id] = epoch
         return epoch
 
@@ -125,7 +122,6 @@ class AttemptClient:
         request = job_pb2.RollbackRequest(job_id=job_id, epoch=self._registered.get(job_id, 0), step=step)
         epoch: int = self._call(self._jobs.Rollback, request).epoch
         self._epochs[job_id] = self._registered[job_id] = epoch
-        self._newest_submitted.pop(job_id, None)
         return epoch
 
     def _epoch(self, job_id: str) -> int:
@@ -138,13 +134,11 @@ class AttemptClient:
         method: Callable[..., _Response],
         request: plan_pb2.SubmitScheduleRequest | plan_pb2.PackRequest | plan_pb2.FetchPlanRequest,
         timeout_s: float | None = None,
-        *,
-        may_follow: bool = True,
     ) -> _Response:
         """Make a call that belongs to the attempt of this client.
 
-        If somebody else let the job go back to an earlier step, the client follows if it may, and the call belongs to
-        what is done now.
+        If somebody else let the job go back to an earlier step, the client follows, and the call belongs to what is
+        done now. A schedule of before is refused then: nobody has reported its sequences in the new attempt.
         """
         try:
             return self._call(method, request, timeout_s)
@@ -153,11 +147,6 @@ class AttemptClient:
                 self._epochs.pop(job_id, None)  # so that the next call joins the attempt that the launch has then
             if job_id not in self._registered or not isinstance(error, RolledBack):
                 raise
-            if not may_follow:
-                raise RolledBack(
-                    f"{error}. The schedule of step {request.step} was not submitted, because it may be older than "
-                    "that: go back to that step in the training, sample it again, and submit its schedule"
-                ) from error
             logger.warning("going on in the attempt that took over: %s", error)
             request.epoch = self.join_attempt(job_id)
             return self._call(method, request, timeout_s)

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.errors import RolledBack
 from relibra.planning import ExecutionReport, Freedom, Model, Schedule, StepPlan
-from relibra.planning.plan import Basis
 from relibra.planning.schedule import PackingRules
 from relibra.v1 import execution_pb2_grpc, plan_pb2, plan_pb2_grpc
 from relibra.wire import messages
@@ -64,19 +62,24 @@ class PlannerClient(AttemptClient):
         job_id: str,
         step: int,
         sequence_ids: Sequence[str],
-        schedule: Schedule,
-        basis: Basis = Basis.REPLAY,
+        schedule: Schedule | None = None,
     ) -> None:
-        """Submit the schedule of a step; return when it is durable. `fetch_plan` returns the plan once it is made.
+        """Submit what a step trains on; return when it is durable. `fetch_plan` returns the plan once it is made.
 
-        `basis` says what the loads of the plan are based on. With `PREVIOUS_STEPS` no sequence of this step needs to be
-        reported first; sequences that are reported later count for the plans of later steps.
+        A step that nobody submits is planned from the loads of earlier steps (level history).
+
+        Args:
+            job_id: the job.
+            step: the step. Submit it before its ranks begin it.
+            sequence_ids: the names of its sequences in the reports of their routing.
+            schedule: which of them share a micro-batch (level micro-batches). None: the planner plans for any
+                micro-batches of these sequences (level step), until a call with the schedule follows.
 
         Raises:
             UnknownJob: register first.
             InvalidInput: a rank, group or array is wrong, or a sequence is scheduled twice.
             NotFound: scheduled sequences were never reported; the text names the first ones.
-            Conflict: the step already has another schedule or another basis.
+            Conflict: the step has another schedule already, which says as much as this one or more.
             StaleEpoch: the attempt of this client is over: another launch trains the job now.
             RolledBack: somebody let the job go back to an earlier step, and the schedule may be older. The client
                 goes on in the attempt that took over with the first step that it submits again.
@@ -85,19 +88,9 @@ class PlannerClient(AttemptClient):
             job_id=job_id,
             step=step,
             schedule=messages.encode_schedule(list(sequence_ids), schedule),
-            basis=messages.encode_basis(basis),
             epoch=self._epoch(job_id),
         )
-        newest = self._newest_submitted.get(job_id, -1)
-        # With another basis the planner finds out whether the sequences of the schedule belong to the new attempt.
-        may_follow = step <= newest or basis is not Basis.PREVIOUS_STEPS
-        try:
-            self._call_in_attempt(job_id, self._submit, request, may_follow=may_follow)
-        except RolledBack:
-            self._newest_submitted[job_id] = max(newest, step)
-            raise
-        has_followed = request.epoch != self._registered.get(job_id, request.epoch)
-        self._newest_submitted[job_id] = step if has_followed else max(newest, step)
+        self._call_in_attempt(job_id, self._submit, request)
 
     def _submit(
         self, request: plan_pb2.SubmitScheduleRequest, timeout: float | None = None
@@ -162,10 +155,11 @@ class PlannerClient(AttemptClient):
         response = self._call_in_attempt(job_id, self._plans.Pack, request, timeout_s)
         return decode_packed(response, len(sequence_ids))
 
-    def fetch_plan(self, job_id: str, step: int, model: Model, *, wait_s: float = 0.0) -> StepPlan:
+    def fetch_plan(self, job_id: str, step: int, model: Model, *, wait_s: float = 0.0) -> StepPlan | None:
         """Return the plan of `step` as ranks execute it; wait up to `wait_s` until it is published.
 
-        The planner waits for at most 60 s. `wait_s` is added to the deadline of the call.
+        If nobody has submitted the step, this is the newest plan from history, which may be that of an earlier step, or
+        None before there is one. The planner waits for at most 60 s. `wait_s` is added to the deadline of the call.
 
         Raises:
             UnknownJob: the job was never registered.
@@ -180,7 +174,7 @@ class PlannerClient(AttemptClient):
             epoch=self._epoch(job_id),
         )
         response = self._call_in_attempt(job_id, self._plans.FetchPlan, request, timeout_s=self._timeout_s + wait_s)
-        return messages.decode_step_plan(response.plan, model)
+        return messages.decode_step_plan(response.plan, model) if response.HasField("plan") else None
 
     def report_execution(self, job_id: str, report: ExecutionReport, *, epoch: int = 0) -> None:
         """Report to the planner what a rank did in one phase.

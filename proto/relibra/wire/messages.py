@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from google.protobuf.message import Message
+from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
 from relibra.planning import (
@@ -20,8 +21,10 @@ from relibra.planning import (
     Schedule,
     StepPlan,
 )
+from relibra.planning.execution import MAX_SAMPLED
 from relibra.planning.launch import Launch
-from relibra.planning.plan import Basis
+from relibra.planning.load import narrow_counts
+from relibra.planning.plan import Level
 from relibra.planning.step_plan import replica_index
 from relibra.v1 import execution_pb2, job_pb2, plan_pb2
 from relibra.wire import array
@@ -121,8 +124,10 @@ def _read(kind: type[T], message: Message) -> T:
     return kind(**{each.name: getattr(message, each.name) for each in fields(kind)})  # type: ignore[arg-type]
 
 
-def encode_schedule(sequence_ids: list[str], schedule: Schedule) -> plan_pb2.Schedule:
-    """Build the message of a schedule."""
+def encode_schedule(sequence_ids: list[str], schedule: Schedule | None) -> plan_pb2.Schedule:
+    """Build the message of a schedule, or of the sequences of a step whose micro-batches nobody knows yet."""
+    if schedule is None:
+        return plan_pb2.Schedule(sequence_ids=sequence_ids)
     return plan_pb2.Schedule(
         sequence_ids=sequence_ids,
         micro_batch=array.encode(schedule.micro_batch_S),
@@ -131,17 +136,34 @@ def encode_schedule(sequence_ids: list[str], schedule: Schedule) -> plan_pb2.Sch
     )
 
 
-def decode_schedule(message: plan_pb2.Schedule, cluster: Cluster) -> tuple[list[str], Schedule]:
-    """Read a schedule for `cluster`.
+def decode_sequences(message: plan_pb2.Schedule) -> list[str]:
+    """Read the sequences of a step.
 
     Raises:
-        InvalidInput: an array is malformed, a sequence appears twice, or a rank or group does not exist.
+        InvalidInput: there are none, or a sequence appears twice.
     """
     sequence_ids = list(message.sequence_ids)
+    if not sequence_ids:
+        raise InvalidInput.of("schedule", expected="at least one sequence", got="none")
     if len(set(sequence_ids)) != len(sequence_ids):
         seen: set[str] = set()
         twice = next(each for each in sequence_ids if each in seen or seen.add(each))  # type: ignore[func-returns-value]
         raise InvalidInput.of("schedule.sequence_ids", expected="each sequence once", got=f"{twice!r} twice")
+    return sequence_ids
+
+
+def has_micro_batches(message: plan_pb2.Schedule) -> bool:
+    """Return whether a schedule says which sequences share a micro-batch."""
+    return any(message.HasField(field) for field in ("micro_batch", "source_rank", "ep_group"))
+
+
+def decode_schedule(message: plan_pb2.Schedule, cluster: Cluster) -> tuple[list[str], Schedule]:
+    """Read a schedule with micro-batches for `cluster`.
+
+    Raises:
+        InvalidInput: an array is malformed, a sequence appears twice, or a rank or group does not exist.
+    """
+    sequence_ids = decode_sequences(message)
     shape = (len(sequence_ids),)
     schedule = Schedule(
         micro_batch_S=array.decode(message.micro_batch, "schedule.micro_batch", kinds="iu", shape=shape),
@@ -152,28 +174,28 @@ def decode_schedule(message: plan_pb2.Schedule, cluster: Cluster) -> tuple[list[
     return sequence_ids, schedule
 
 
-_BASES = {
-    Basis.REPLAY: plan_pb2.BASIS_REPLAY,
-    Basis.ROLLOUT: plan_pb2.BASIS_ROLLOUT,
-    Basis.PREVIOUS_STEPS: plan_pb2.BASIS_PREVIOUS_STEPS,
+_LEVELS = {
+    Level.MICRO_BATCHES: plan_pb2.LEVEL_MICRO_BATCHES,
+    Level.STEP: plan_pb2.LEVEL_STEP,
+    Level.HISTORY: plan_pb2.LEVEL_HISTORY,
 }
 
 
-def encode_basis(basis: Basis) -> plan_pb2.Basis:
-    """Return the wire number of a basis."""
-    return _BASES[basis]
+def encode_level(level: Level) -> plan_pb2.Level:
+    """Return the wire number of a level."""
+    return _LEVELS[level]
 
 
-def decode_basis(number: int) -> Basis:
-    """Read a basis.
+def decode_level(number: int) -> Level:
+    """Read a level.
 
     Raises:
-        InvalidInput: this version knows no basis of that number.
+        InvalidInput: this version knows no level of that number.
     """
-    basis = next((each for each, of_basis in _BASES.items() if of_basis == number), None)
-    if basis is None:
-        raise InvalidInput.of("basis", expected="replay, rollout or previous steps (0 to 2)", got=number)
-    return basis
+    level = next((level for level, of_level in _LEVELS.items() if of_level == number), None)
+    if level is None:
+        raise InvalidInput.of("plan.level", expected="micro-batches, step or history (0 to 2)", got=number)
+    return level
 
 
 def encode_plan_id(plan_id: PlanId) -> plan_pb2.PlanId:
@@ -210,7 +232,7 @@ def decode_step_plan(message: plan_pb2.StepPlan, model: Model) -> StepPlan:
         replica_index_Y4=replica_index(count_ML, expert_Y, rank_Y),
         num_micro_batches=message.num_micro_batches,
         reason=message.reason,
-        basis=decode_basis(message.basis),
+        level=decode_level(message.level),
     )
 
 
@@ -225,6 +247,7 @@ _CAUSES = {
     Cause.DISAGREED: execution_pb2.CAUSE_DISAGREED,
     Cause.UNDONE: execution_pb2.CAUSE_UNDONE,
     Cause.OTHER_LAUNCH: execution_pb2.CAUSE_OTHER_LAUNCH,
+    Cause.UNSCHEDULED: execution_pb2.CAUSE_UNSCHEDULED,
 }
 _CAUSE_OF_NUMBER = {number: cause for cause, number in _CAUSES.items()}
 
@@ -239,6 +262,7 @@ def encode_execution_report(
 ) -> execution_pb2.ReportExecutionRequest:
     """Build the message of an execution report."""
     plain: dict[str, Any] = {name: getattr(report, name) for name in _PLAIN_FIELDS}
+    expert_load = report.expert_load_NLE
     return execution_pb2.ReportExecutionRequest(
         **plain,
         job_id=job_id,
@@ -246,6 +270,7 @@ def encode_execution_report(
         phase=_PHASES[report.phase],
         applied=encode_plan_id(report.applied) if report.applied else None,
         realised_load=array.encode(report.realised_load_ML),
+        expert_load=array.deflate(expert_load) if expert_load.size else None,  # most of it is 0
         causes=[_CAUSES[cause] for cause in report.causes],
     )
 
@@ -276,6 +301,13 @@ def decode_execution_report(
     load_ML = array.decode(request.realised_load, "realised_load", kinds="i", shape=(None, model.num_layers))
     if load_ML.min(initial=0) < 0:
         raise InvalidInput.of("realised_load", expected="token copies, at least 0", got=load_ML.min())
+    num_sampled = next(iter(request.expert_load.shape), 0)
+    if num_sampled > MAX_SAMPLED:  # checked before decoding, because a deflated array grows
+        raise InvalidInput.of("expert_load", expected=f"at most {MAX_SAMPLED} micro-batches", got=num_sampled)
+    shape = (num_sampled, model.num_layers, model.num_experts)
+    expert_load_NLE: NDArray[np.unsignedinteger] = np.zeros(shape, dtype=np.uint8)
+    if request.HasField("expert_load"):
+        expert_load_NLE = array.decode(request.expert_load, "expert_load", kinds="u", shape=shape)
     if request.causes and request.HasField("applied"):
         raise InvalidInput.of("causes", expected="none where a plan was applied", got=list(request.causes))
     plain: dict[str, Any] = {name: getattr(request, name) for name in _PLAIN_FIELDS}
@@ -284,5 +316,6 @@ def decode_execution_report(
         phase=phase,
         applied=decode_plan_id(request.applied) if request.HasField("applied") else None,
         realised_load_ML=load_ML.astype(np.int64),
+        expert_load_NLE=narrow_counts(expert_load_NLE),
         causes=tuple(dict.fromkeys(_CAUSE_OF_NUMBER.get(each, Cause.UNSPECIFIED) for each in request.causes)),
     )

@@ -72,12 +72,5 @@ def complete_format(incomplete: str) -> list[str]:
     return _beginning(incomplete, FORMATS)
 
 
-def complete_trainer(incomplete: str) -> list[str]:
-    """Return the trainers whose rules for missing routes are known, and that begin with `incomplete`."""
-    from relibra.routing import FILLER_RULES
-
-    return _beginning(incomplete, FILLER_RULES)
-
-
 def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if name.startswith(incomplete))

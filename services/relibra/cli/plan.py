@@ -29,7 +29,7 @@ from relibra.evaluation.calibration import read_cost
 from relibra.planning import Cluster, Model, PlanParams, Schedule, StepLoad, check_plan
 from relibra.planning.bounds.exact import exact_gap
 from relibra.planning.expected.loads import micro_batches_of, seen_load
-from relibra.planning.plan import Basis
+from relibra.planning.plan import Level
 from relibra.planning.plan_file import plan_to_bytes
 from relibra.routing import RoutingTrace, count_sequences, read_trace
 
@@ -116,7 +116,7 @@ def plan(
             step_plan = solve(load, schedule, model, cluster, params, packing=packed.packing if packed else None)
         else:
             seen = _seen(history, routing, schedule, cluster)
-            step_plan = solve(load, schedule, model, cluster, params, basis=Basis.PREVIOUS_STEPS, seen=seen)
+            step_plan = solve(load, schedule, model, cluster, params, level=Level.HISTORY, seen=seen)
         plan_time_s = time.perf_counter() - started
         now("checking and comparing")
         check_plan(step_plan, load.load_MLE)

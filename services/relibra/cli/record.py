@@ -14,13 +14,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from relibra.cli.completion import complete_format, complete_trainer
+from relibra.cli.completion import complete_format
 from relibra.cli.left_out_report import describe_left_out, print_left_out
 from relibra.cli.output import AsJson, open_console, print_json, writing
 from relibra.cli.recorded_model import model_of_options
 from relibra.cli.trace_report import describe_trace, print_trace
 from relibra.errors import InvalidInput, RelibraError
-from relibra.routing import FILLER_RULES, ModelLayers, SequenceRouting, as_trained
+from relibra.routing import ModelLayers, SequenceRouting
 from relibra.routing.formats import FORMATS
 from relibra.routing.left_out import LeftOut
 from relibra.routing.recording import (
@@ -60,14 +60,6 @@ def record(
             autocompletion=complete_format,
         ),
     ] = None,
-    trainer: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Give tokens without a recorded route the experts that this trainer gives them: "
-            f"{', '.join(FILLER_RULES)}. Default: leave those tokens out.",
-            autocompletion=complete_trainer,
-        ),
-    ] = None,
     turns_by: Annotated[
         str | None,
         typer.Option(help="Key in the responses; those with equal values are turns of one sequence, in order."),
@@ -88,8 +80,6 @@ def record(
     """
     if not output.parent.is_dir():
         raise InvalidInput.of("--output", expected="a file in a folder that exists", got=output)
-    if trainer is not None and trainer not in FILLER_RULES:
-        raise InvalidInput.of("--trainer", expected=" or ".join(FILLER_RULES), got=trainer)
     if format_name is not None and format_name not in FORMATS:
         raise InvalidInput.of("--format", expected=" or ".join(FORMATS), got=format_name)
     model = model_of_options(model_config, layers, experts, top_k, dense_layers)
@@ -110,8 +100,6 @@ def record(
             for source in sources:
                 left = None if strict else LeftOut()
                 read = _sequences(source, model, progress, format_name, turns_by, left)
-                if trainer is not None:
-                    read = _filled(read, trainer, source, left)
                 if left is not None and left.count:
                     left_out[str(source)] = len(read), left
                     if not read:
@@ -158,23 +146,6 @@ def _sequences(
             return read_batch(source, model)
         with progress.open(source, "rb", description=source.name) as file:
             return read_responses(file, model, format_name=format_name, turns_by=turns_by, left_out=left_out)
-
-
-def _filled(
-    routings: list[SequenceRouting], trainer: str, source: Path, left_out: LeftOut | None
-) -> list[SequenceRouting]:
-    """Add the trainer's fillers; leave out the sequences that the trainer refuses."""
-    filled = []
-    with _reading(source):
-        for number, routing in enumerate(routings):
-            try:
-                filled.append(as_trained(routing, FILLER_RULES[trainer]))
-            except RelibraError as error:
-                refusal = type(error)(f"sequence {number}: {error}")
-                if left_out is None:
-                    raise refusal from error
-                left_out.add(refusal)
-    return filled
 
 
 def _records(source: Path, progress: Progress) -> list[Mapping[str, Any]]:

@@ -19,6 +19,7 @@ from relibra.cli.question import asking, provenance
 from relibra.errors import InvalidInput
 from relibra.evaluation.question import Question
 from relibra.evaluation.simulation import Outcome
+from relibra.planning.plan import Level
 
 
 @asking
@@ -43,7 +44,7 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Compare balancing policies on a routing trace by simulated training time."""
-    from relibra.evaluation.policies import POLICIES, Knowledge  # loads numba
+    from relibra.evaluation.policies import POLICIES  # loads numba
     from relibra.evaluation.simulation import simulate as run
 
     if report is not None and (report.is_dir() or not report.parent.is_dir()):
@@ -53,13 +54,13 @@ def simulate(
         raise InvalidInput.of(
             "--policies", expected=f"some of {', '.join(POLICIES)}", got=unknown[0] or "an empty name"
         )
-    if knowledge not in list(Knowledge):
-        raise InvalidInput.of("--knowledge", expected=f"one of {', '.join(Knowledge)}", got=knowledge)
+    if knowledge not in list(Level):
+        raise InvalidInput.of("--knowledge", expected=f"one of {', '.join(Level)}", got=knowledge)
     with working(on="reading") as now:
         question = ask().with_slots(redundant_slots)
         now("drawing two steps")
         before, step = question.steps(seed)
-        outcomes = run(step, before, question.training, chosen, on_policy=now, knowledge=Knowledge(knowledge))
+        outcomes = run(step, before, question.training, chosen, on_policy=now, level=Level(knowledge))
     if report is not None:
         from relibra.evaluation.report import write_report
 

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import TypeVar
 
 import numpy as np
@@ -22,24 +21,13 @@ from relibra.planning.expected.loads import micro_batches_of, seen_load
 from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import StepLoad
 from relibra.planning.packing.pack import pack
-from relibra.planning.plan import Basis, Plan
+from relibra.planning.plan import Level, Plan
 from relibra.planning.prices import price_replicas
 from relibra.planning.replicas.replicate import replicate
 from relibra.planning.solve import solve
 from relibra.planning.traffic import Traffic
 
 _Decided = TypeVar("_Decided")
-
-
-class Knowledge(StrEnum):
-    """What relibra knows of a step when it plans."""
-
-    HISTORY = "history"
-    """The micro-batches of the step before."""
-    STEP = "step"
-    """The sequences of this step, and not which of them share a micro-batch."""
-    MICRO_BATCHES = "micro-batches"
-    """Everything, because routing is replayed and the schedule is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +39,8 @@ class Situation:
     """The step before; policies without foresight see only this one."""
     model: Model
     params: PlanParams
-    knowledge: Knowledge = Knowledge.MICRO_BATCHES
+    level: Level = Level.MICRO_BATCHES
+    """What relibra knows of the step when it plans; at level history, the step before."""
     num_threads: int = os.cpu_count() or 1
     """The threads that planning uses; their number does not change a plan."""
     _previous_home_LE: dict[int, NDArray[np.int32]] = field(default_factory=dict)
@@ -64,14 +53,14 @@ class Situation:
     @property
     def seen(self) -> StepLoad | None:
         """The micro-batches that relibra plans for; None for those of the step itself."""
-        match self.knowledge:
-            case Knowledge.HISTORY:
+        match self.level:
+            case Level.HISTORY:
                 return seen_load(self.previous.load.load_MLE, self.cluster)
-            case Knowledge.STEP:  # another deal of the same sequences
+            case Level.STEP:  # another deal of the same sequences
                 order_S = np.random.default_rng(0).permutation(len(self.workload.counts_SLE))
                 dealt_MLE = micro_batches_of(self.workload.counts_SLE[order_S], self.workload.schedule.row_S)
                 return seen_load(dealt_MLE, self.cluster)
-            case Knowledge.MICRO_BATCHES:
+            case Level.MICRO_BATCHES:
                 return None
 
     @property
@@ -148,10 +137,10 @@ def _eplb_history(situation: Situation) -> Decision:
 def _planned(situation: Situation, cluster: Cluster) -> Decision:
     previous_LE = situation.previous_home_LE(cluster.redundant_slots)
     load, schedule = situation.workload.load, situation.workload.schedule
-    model, params, seen = situation.model, situation.params, situation.seen
-    basis, num_threads = Basis.REPLAY if seen is None else Basis.PREVIOUS_STEPS, situation.num_threads
+    model, params, num_threads = situation.model, situation.params, situation.num_threads
+    level, seen = situation.level, situation.seen
     plan, decide_time_s = _timed(
-        lambda: solve(load, schedule, model, cluster, params, previous_LE, None, num_threads, basis, seen)
+        lambda: solve(load, schedule, model, cluster, params, previous_LE, None, num_threads, level, seen)
     )
     return Decision(
         assignment=Assignment.of_plan(plan, load), load=load, previous_home_LE=previous_LE, decide_time_s=decide_time_s

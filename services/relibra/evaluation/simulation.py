@@ -7,7 +7,7 @@ from functools import cache
 
 from relibra.errors import InvalidInput
 from relibra.evaluation.constants import Constants
-from relibra.evaluation.policies import POLICIES, PUBLISHED, Decision, Knowledge, Policy, Situation
+from relibra.evaluation.policies import POLICIES, PUBLISHED, Decision, Policy, Situation
 from relibra.evaluation.step_time import StepTime, balanced_time_of, sent_bytes, time_of
 from relibra.evaluation.training import Training
 from relibra.evaluation.uncertainty import Interval, interval_of
@@ -15,6 +15,7 @@ from relibra.evaluation.work import even_work, work_of
 from relibra.evaluation.workload import Workload
 from relibra.planning.job import PlanParams
 from relibra.planning.load import imbalance
+from relibra.planning.plan import Level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ def simulate(
     on_policy: Callable[[str], None] = lambda name: None,
     num_threads: int = os.cpu_count() or 1,
     others: Mapping[str, Policy] | None = None,
-    knowledge: Knowledge = Knowledge.MICRO_BATCHES,
+    level: Level = Level.MICRO_BATCHES,
 ) -> list[Outcome]:
     """Run policies on a step; return their outcomes in the same order, those of `others` last.
 
@@ -65,7 +66,7 @@ def simulate(
         on_policy: called with the name of each policy before it runs.
         num_threads: the threads that planning uses.
         others: further policies, by name.
-        knowledge: what policies `reorder-only` and `relibra` know of the step when they plan.
+        level: what policies `reorder-only` and `relibra` know of the step when they plan.
 
     Raises:
         InvalidInput: a policy does not exist.
@@ -80,7 +81,7 @@ def simulate(
         previous=previous,
         model=training.model.model(),
         params=params or PlanParams(cost=training.planning_cost),
-        knowledge=knowledge,
+        level=level,
         num_threads=num_threads,
     )
     even = even_work(workload.load, training.model.num_experts, training.cluster)

@@ -2,12 +2,12 @@
 
 A report is the realised counterpart of a plan's prediction.
 
-M micro-batches of the rank's EP group, L layers.
+M micro-batches of the rank's EP group, N of them, L layers, E experts.
 """
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
@@ -16,9 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.planning.job import Cluster
+from relibra.planning.load import imbalance
 from relibra.planning.step_plan import PlanId
 
 _MAX_REASONS = 3
+MAX_SAMPLED = 4
+"""Micro-batches of which a report tells the load of every expert. Later steps are planned from them."""
+
+
+def sampled(num_micro_batches: int) -> NDArray[np.int64]:
+    """Return the micro-batches of which a report tells the load of every expert, ascending."""
+    return np.linspace(0, num_micro_batches - 1, min(num_micro_batches, MAX_SAMPLED)).astype(np.int64)
 
 
 class Phase(StrEnum):
@@ -45,6 +53,8 @@ class Cause(StrEnum):
     """The reorder failed on some rank, and was undone on all."""
     OTHER_LAUNCH = "other_launch"
     """Another launch trains the job: the attempt of a rank is over, or was never admitted."""
+    UNSCHEDULED = "unscheduled"
+    """Nobody scheduled the step, and ranks have no plan from history, or not all of them have the newest."""
     UNSPECIFIED = "unspecified"
     """The agent runs another version of relibra, and this one does not know the cause."""
 
@@ -102,6 +112,8 @@ class ExecutionReport(PhaseFigures):
     """Why this plan or why none, for people. Programs read `causes`."""
     realised_load_ML: NDArray[np.int64]
     """Token copies that this rank computed."""
+    expert_load_NLE: NDArray[np.unsignedinteger] = field(default_factory=lambda: np.zeros((0, 0, 0), dtype=np.uint8))
+    """The same by expert, in the micro-batches of `sampled`; the sum over ranks is the load of these micro-batches."""
     causes: tuple[Cause, ...] = ()
     """All causes of the fallback, each once. Empty where a plan was applied."""
 
@@ -121,6 +133,9 @@ class PhaseSummary(PhaseFigures):
     """The number of ranks for which each cause applies; a rank with two causes counts under both."""
     imbalance: float | None
     """The realised imbalance; None until all ranks have reported, and where their loads differ in shape."""
+    imbalance_plain: float | None
+    """What the imbalance would have been under the identity placement without replicas, in the micro-batches of
+    `sampled`; None where `imbalance` is."""
     num_token_copies: int | None
     """Token copies that all ranks computed; None where a report is missing."""
 
@@ -188,6 +203,8 @@ class _PhaseSum:
         self._rank_reports = [0] * cluster.num_ranks
         self._slowest_ML: dict[int, NDArray[np.int64]] = {}
         """For each EP group, the largest load of a rank in each cell."""
+        self._expert_load_NLE: dict[int, NDArray[np.int64]] = {}
+        """For each EP group, the load of every expert in a few micro-batches."""
         self._has_one_shape = True
         self._figures = PhaseFigures(num_processes=0)
 
@@ -213,10 +230,14 @@ class _PhaseSum:
         load_ML, slowest_ML = report.realised_load_ML, self._slowest_ML.get(report.ep_group)
         if slowest_ML is None:
             self._slowest_ML[report.ep_group] = load_ML.copy()
+            self._expert_load_NLE[report.ep_group] = report.expert_load_NLE.astype(np.int64)
         elif slowest_ML.shape != load_ML.shape:
             self._has_one_shape = False
         else:
             np.maximum(slowest_ML, load_ML, out=slowest_ML)
+            known_NLE = self._expert_load_NLE[report.ep_group]
+            if known_NLE.shape == report.expert_load_NLE.shape:
+                known_NLE += report.expert_load_NLE
 
     def execution(self, phase: Phase) -> Execution:
         cluster = self._cluster
@@ -232,6 +253,7 @@ class _PhaseSum:
             fallbacks={cause: self._causes[cause] for cause in Cause if cause in self._causes},
             reasons=tuple(sorted(self._reasons, key=self._reasons.__getitem__)),
             imbalance=None if missing or not self._has_one_shape else self._imbalance(),
+            imbalance_plain=None if missing or not self._has_one_shape else self._imbalance_plain(),
             rank_tokens=tuple(
                 tokens if number == cluster.num_ep_groups else None
                 for tokens, number in zip(self._rank_tokens, self._rank_reports, strict=True)
@@ -244,3 +266,11 @@ class _PhaseSum:
         """Return the realised imbalance as `planning.load.imbalance` defines it."""
         slowest, total = sum(int(each.sum()) for each in self._slowest_ML.values()), sum(self._rank_tokens)
         return slowest * self._cluster.num_ranks / total if total else 1.0
+
+    def _imbalance_plain(self) -> float | None:
+        loads_NLR = [
+            load_NLE.reshape(*load_NLE.shape[:2], self._cluster.num_ranks, -1).sum(axis=-1)
+            for load_NLE in self._expert_load_NLE.values()
+            if load_NLE.any()
+        ]
+        return imbalance(np.concatenate(loads_NLR)) if loads_NLR else None

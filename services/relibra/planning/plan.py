@@ -20,15 +20,19 @@ from relibra.planning.load import home_loads
 from relibra.planning.schedule import Schedule
 
 
-class Basis(StrEnum):
-    """What the loads of a plan are based on."""
+class Level(StrEnum):
+    """What is known of a step when its plan is made. Ranks split the tokens that come, whatever the level."""
 
-    REPLAY = "replay"
-    """Recorded routing that the trainer replays: the loads are known."""
-    ROLLOUT = "rollout"
-    """The rollout's routing, where the trainer routes anew."""
-    PREVIOUS_STEPS = "previous steps"
-    """The routing of earlier steps, where none of this step's is known."""
+    HISTORY = "history"
+    """The loads of earlier steps."""
+    STEP = "step"
+    """The sequences of the step, but not which of them share a micro-batch."""
+    MICRO_BATCHES = "micro-batches"
+    """The micro-batches of the step."""
+
+    def __lt__(self, other: str) -> bool:
+        """Return whether less is known than at another level."""
+        return list(Level).index(self) < list(Level).index(Level(other))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +59,8 @@ class Prediction:
     """Weights of the replicas of all cells, sent once. None: there are replicas, and the model gives no sizes."""
     imbalance_floor: float = 1.0
     """No plan of any placement has a lower imbalance."""
-    basis: Basis = Basis.REPLAY
-    """What the loads are based on."""
+    level: Level = Level.MICRO_BATCHES
+    """What was known."""
     time_us: float | None = None
     """The modelled time of experts and dispatch in the step, summed over cells. None: dispatch has no price, and only
     tokens count."""
@@ -66,7 +70,7 @@ class Prediction:
     """No plan of any placement takes less time."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "basis", Basis(self.basis))  # JSON gives text
+        object.__setattr__(self, "level", Level(self.level))  # JSON gives text
         # Stored plans have 0 for an unknown size. Shown as 0 B, it would say that moving experts is free (S9).
         if self.num_moved_experts and not self.reorder_size_bytes:
             object.__setattr__(self, "reorder_size_bytes", None)
@@ -76,13 +80,11 @@ class Prediction:
     def to_dict(self) -> dict[str, object]:
         """Return the numbers as stored plans have them.
 
-        An unknown size is 0, and `basis` replay and times that are not modelled are left out.
+        An unknown size is 0, and times that are not modelled are left out.
         """
         numbers = asdict(self)
         numbers |= {key: numbers[key] or 0 for key in ("reorder_size_bytes", "replica_size_bytes")}
-        left_out = {"basis"} if self.basis is Basis.REPLAY else set()
-        left_out |= {key for key, value in numbers.items() if value is None}
-        return {key: value for key, value in numbers.items() if key not in left_out}
+        return {key: value for key, value in numbers.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

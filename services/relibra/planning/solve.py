@@ -17,7 +17,7 @@ from relibra.planning.expected.replicas import foresee_layer
 from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import StepLoad
 from relibra.planning.placement.reorder import reorder
-from relibra.planning.plan import Basis, Plan
+from relibra.planning.plan import Level, Plan
 from relibra.planning.prices import price_moves, price_replicas
 from relibra.planning.replicas.layer_replicas import KnownReplicas
 from relibra.planning.replicas.replicate import replicate
@@ -36,7 +36,7 @@ def solve(
     previous_home_LE: NDArray[np.integer] | None = None,
     packing: Packing | None = None,
     num_threads: int = 1,
-    basis: Basis = Basis.REPLAY,
+    level: Level = Level.MICRO_BATCHES,
     seen: StepLoad | None = None,
 ) -> Plan:
     """Plan all cells of a step.
@@ -50,14 +50,14 @@ def solve(
         previous_home_LE: the current placement; defaults to the identity placement.
         packing: the result of `pack`, if it chose the schedule; the search starts from its placement.
         num_threads: threads that plan layers; the plan is the same for any number.
-        basis: what the load is based on.
-        seen: micro-batches of earlier steps. With basis previous steps, homes and replicas are chosen for them, and the
-            replicas of a layer are the same in all rows of the plan; by default the rows of `load`.
+        level: what is known of the step.
+        seen: micro-batches that the step may have. Below level micro-batches, homes and replicas are chosen for them,
+            and the replicas of a layer are the same in all rows of the plan; by default the rows of `load`.
 
     Returns:
-        A plan that passes `check_plan` with this load. If its routing is known, its slowest ranks have at most the
-        tokens that they have under the identity plan; where dispatch has a price, this holds for the modelled time of
-        experts and dispatch instead. Equal arguments give the same plan on any host.
+        A plan that passes `check_plan` with this load. If its micro-batches are known, its slowest ranks have at most
+        the tokens that they have under the identity plan; where dispatch has a price, this holds for the modelled time
+        of experts and dispatch instead. Equal arguments give the same plan on any host.
 
     Raises:
         InvalidInput: the arguments contradict each other, or the ranks do not divide the experts.
@@ -74,7 +74,7 @@ def solve(
     load_MLE = load.load_MLE
 
     start_LE = previous_LE if packing is None else packing.home_LE
-    is_foreseen = basis is Basis.PREVIOUS_STEPS
+    is_foreseen = level < Level.MICRO_BATCHES
     chosen_for = load if seen is None or not is_foreseen else seen
     price = price_replicas(params, chosen_for.load_MLE, model, cluster)
     hysteresis = price_moves(params, model, cluster)
@@ -96,7 +96,7 @@ def solve(
         tokens_Y, crossing_Y = split_step(
             load_MLE, crossing_MLE, home_LE, index_Y4, cluster.gpus_per_node, cluster.num_ranks
         )
-        if basis is not Basis.REPLAY or (tokens_Y > 0).all():
+        if is_foreseen or (tokens_Y > 0).all():
             break
         index_Y4 = index_Y4[tokens_Y > 0]  # this load has no use for the others, and no other load will come
     bound_ML, floor_L = lower_bound_ML(load_MLE, home_LE, cluster), step_bound_L(load_MLE, cluster)
@@ -110,7 +110,7 @@ def solve(
         floor_L,
         model,
         cluster,
-        basis,
+        level,
     )
     if traffic is not None and params.cost is not None:
         time = modelled_time(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning.plan import Basis, Plan
+from relibra.planning.plan import Level, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -38,7 +38,7 @@ class StepPlan:
     """(row, layer, expert, rank) of every replica of the step, sorted."""
     num_micro_batches: int
     reason: str
-    basis: Basis = Basis.REPLAY
+    level: Level = Level.MICRO_BATCHES
 
     @classmethod
     def of(cls, plan: Plan, *, id: PlanId, step: int) -> "StepPlan":
@@ -51,7 +51,7 @@ class StepPlan:
             replica_index_Y4=plan.replica_index_Y4,
             num_micro_batches=plan.schedule.num_micro_batches,
             reason=plan.reason,
-            basis=plan.prediction.basis,
+            level=plan.prediction.level,
         )
 
 

@@ -10,7 +10,13 @@ from numpy.typing import NDArray
 
 from relibra.planning.job import Cluster, Model
 from relibra.planning.load import home_loads, imbalance
-from relibra.planning.plan import Basis, Plan, Prediction, replicated_loads
+from relibra.planning.plan import Level, Plan, Prediction, replicated_loads
+
+_PLANNED_FROM = {
+    Level.HISTORY: "planned from earlier steps, for a mean micro-batch of which ",
+    Level.STEP: "planned from the sequences of the step, for a mean micro-batch of which ",
+    Level.MICRO_BATCHES: "",
+}
 
 
 def predict(
@@ -23,7 +29,7 @@ def predict(
     floor_L: NDArray[np.int64],
     model: Model,
     cluster: Cluster,
-    basis: Basis = Basis.REPLAY,
+    level: Level = Level.MICRO_BATCHES,
 ) -> Prediction:
     """Return the prediction of a plan.
 
@@ -37,7 +43,7 @@ def predict(
         floor_L: tokens of the slowest rank, summed over rows, that no plan of any placement goes below.
         model: the MoE layers.
         cluster: the EP groups.
-        basis: what the loads are based on.
+        level: what was known of the step.
 
     Returns:
         The prediction without times; its bytes are summed over all EP groups, and None where the model gives no sizes.
@@ -56,7 +62,7 @@ def predict(
         reorder_size_bytes=num_moved * cluster.num_ep_groups * model.expert_state_size_bytes,
         replica_size_bytes=num_replicas * model.expert_weight_size_bytes,
         imbalance_floor=int(floor_L.sum()) * cluster.num_ranks / total if total else 1.0,
-        basis=basis,
+        level=level,
     )
 
 
@@ -73,7 +79,7 @@ def sentence(prediction: Prediction, parts: list[str]) -> str:
         time = f"experts and dispatch take {of_bound - 1:.1%} longer than the lower bound of this placement"
         parts = [f"{time}, and {of_floor - 1:.1%} longer than that of any placement", *parts]
     said = f"imbalance {change} {after:.3f}, {gap} of this placement, and {floor}: {'; '.join(parts)}"
-    return said if prediction.basis is Basis.REPLAY else f"forecast from the {prediction.basis}: {said}"
+    return _PLANNED_FROM[prediction.level] + said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

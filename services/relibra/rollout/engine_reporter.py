@@ -7,7 +7,6 @@ from typing import Any, Protocol
 from relibra.errors import InvalidInput
 from relibra.rollout.reporter import RolloutReporter
 from relibra.routing.event_stream import parse_body
-from relibra.routing.filler import FillerRule, as_trained
 from relibra.routing.formats import decode
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.responses import decode_response
@@ -35,30 +34,22 @@ class RequestOutput(Protocol):
 class EngineReporter:
     """Reports the routing in unchanged engine outputs through a `RolloutReporter`: MoE layers, tokens with a route.
 
-        engine_reporter = EngineReporter(reporter, read_model_config("config.json"), FILLER_RULES["slime"])
+        engine_reporter = EngineReporter(reporter, read_model_config("config.json"))
         for output in llm.generate(prompts, sampling_params):
             engine_reporter.report_output(step, output)
 
     A sequence has the name of its request, followed by `/0`, `/1`, ... if the request has several completions.
     """
 
-    def __init__(
-        self,
-        reporter: RolloutReporter,
-        layers: ModelLayers,
-        filler_rule: FillerRule | None = None,
-    ) -> None:
+    def __init__(self, reporter: RolloutReporter, layers: ModelLayers) -> None:
         """Report through `reporter`.
 
         Args:
             reporter: the reporter to use; the caller flushes and closes it.
             layers: the layers of the model, see `read_model_config`.
-            filler_rule: how the trainer fills tokens without a route, such as the last token of a sequence; the fillers
-                are reported too. By default they are left out.
         """
         self._reporter = reporter
         self._layers = layers
-        self._filler_rule = filler_rule
         self._has_said_unplaced = False
 
     def report_output(
@@ -162,11 +153,7 @@ class EngineReporter:
         *,
         policy_versions: tuple[int, int] | None = None,
     ) -> bool:
-        """Report a decoded sequence, for example one joined from turns; return whether the reporter took it.
-
-        Raises:
-            InvalidInput: the sequence has a gap that the trainer refuses.
-        """
+        """Report a decoded sequence, for example one joined from turns; return whether the reporter took it."""
         return bool(self._report(step, sequence_id, [routing], policy_versions))
 
     def _report(
@@ -183,8 +170,6 @@ class EngineReporter:
                 "the request left out a prefix; then pass start",
                 request_id,
             )
-        if self._filler_rule is not None:
-            routings = [as_trained(routing, self._filler_rule) for routing in routings]
         names = [request_id] if len(routings) == 1 else [f"{request_id}/{index}" for index in range(len(routings))]
         return [
             name

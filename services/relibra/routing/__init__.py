@@ -6,8 +6,7 @@ Out:  `SequenceRouting`, token counts `[L, E]` (16 to 60 times smaller than the 
     formats, responses           a payload or an HTTP response -> SequenceRouting
     event_stream                 streamed responses -> responses
     model_layers, model_config   which layers of a model route tokens, because payloads do not say
-    filler, partial_rollout      the experts that a trainer gives to unknown rows; sequences in pieces
-    token_layout, row_ranges     how trainers assign tokens to ranks
+    partial_rollout              sequences in pieces -> whole ones
     recording, trace_sets        recorded files -> traces; traces merged and split
     count_routed_experts         one sequence -> counts
     count_sequences              a trace -> counts of all its sequences
@@ -17,7 +16,6 @@ Rollout workers import this package, so numpy is its only dependency.
 """
 
 from relibra.routing.counts import count_routed_experts, count_sequences
-from relibra.routing.filler import FILLER_RULES, FillerRule, as_trained
 from relibra.routing.formats import decode
 from relibra.routing.model_config import read_model, read_model_config
 from relibra.routing.model_layers import ModelLayers
@@ -26,12 +24,9 @@ from relibra.routing.trace import RoutingTrace
 from relibra.routing.trace_file import read_trace, write_trace
 
 __all__ = [
-    "FILLER_RULES",
-    "FillerRule",
     "ModelLayers",
     "RoutingTrace",
     "SequenceRouting",
-    "as_trained",
     "count_routed_experts",
     "count_sequences",
     "decode",

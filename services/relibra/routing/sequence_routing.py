@@ -24,7 +24,7 @@ class SequenceRouting:
     """The routing of one sequence: one row for each token whose experts are known, MoE layers only.
 
     The last token of a sequence was sampled and never forwarded, so it has no row. Tokens that the engine left out or
-    lost have none either. A `FillerRule` says what the trainer does with such tokens.
+    lost have none either. Trainers route such tokens anew or give them experts of their own.
     """
 
     layers: ModelLayers

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from relibra.planning import Cause, Cluster
 from relibra.planning.execution import Execution
-from relibra.planning.plan import Basis, Prediction
+from relibra.planning.plan import Level, Prediction
 from relibra.status.balance import describe_fallbacks
 from relibra.status.health import describe_excess, describe_missing_ranks
 from relibra.store import StepRecord, StepState
@@ -88,8 +88,10 @@ def _replicas(prediction: Prediction, cluster: Cluster) -> list[str]:
         f"{prediction.num_replicas} replicas take tokens off ranks that would be slowest, each for one micro-batch "
         f"and layer; {_weigh(prediction.replica_size_bytes, 'of weights travel within nodes')}."
     ]
-    if prediction.basis is Basis.PREVIOUS_STEPS:
-        sentences.append("The loads are a forecast: replicas are placed so that no rank depends on a single expert.")
+    if prediction.level < Level.MICRO_BATCHES:
+        sentences.append(
+            "All micro-batches have the same replicas, chosen so that tokens can be split evenly whatever comes."
+        )
     elif prediction.imbalance_after > prediction.imbalance_bound * _CLOSE:
         or_dispatch = "" if prediction.time_us is None else ", or that make dispatch slower"
         sentences.append(

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from relibra.errors import Corrupt
 from relibra.planning import Phase
 from relibra.planning.execution import Execution
-from relibra.planning.plan import Basis
+from relibra.planning.plan import Level
 from relibra.status.balance import Balance
 from relibra.store import StepRecord, StepState
 
@@ -180,8 +180,8 @@ def describe_missing_ranks(execution: Execution) -> str | None:
 
 
 def describe_excess(execution: Execution, step: StepRecord) -> str | None:
-    """Return by how much the realised imbalance exceeds the planned one, or None; a forecast promises nothing."""
-    if step.plan is None or execution.imbalance is None or step.plan.prediction.basis is not Basis.REPLAY:
+    """Return by how much the realised imbalance exceeds the planned one, or None; other levels promise nothing."""
+    if step.plan is None or execution.imbalance is None or step.plan.prediction.level is not Level.MICRO_BATCHES:
         return None
     planned = step.plan.prediction.imbalance_after
     if execution.imbalance <= planned * _REALISED_TOLERANCE:

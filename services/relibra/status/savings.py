@@ -19,7 +19,6 @@ from dataclasses import dataclass, fields
 from relibra.planning import Phase
 from relibra.planning.cost import CostModel
 from relibra.planning.execution import PhaseSummary
-from relibra.planning.plan import Basis
 from relibra.store import JobRecord, StepSummary
 
 _FORWARD_PASSES = {Phase.RECOMPUTE: 1, Phase.UPDATE: 3}
@@ -60,8 +59,6 @@ class Saving:
     """Waits for plans, reorders and replicas; they are already subtracted from `saved_s`."""
     num_steps: int = 0
     """Steps that count."""
-    num_forecasts: int = 0
-    """Steps that count whose imbalance without balancing is itself a forecast."""
     num_left_out: int = 0
     """Steps with reports that do not count, because something is not known."""
 
@@ -99,30 +96,33 @@ def add_up(savings: Iterable[Saving]) -> Saving:
 def compute_saving(step: StepSummary, time: TokenTime | None) -> Saving:
     """Return what balancing saved in one step.
 
-    A step without reports is nothing yet. A step counts if it has a plan, and all ranks reported each phase that any
-    rank reported.
+    A step without reports is nothing yet. A step counts if all ranks reported each phase that any rank reported.
     """
     if not step.phases:
         return NOTHING
-    if time is None or step.plan is None:
+    if time is None:
         return Saving(num_left_out=1)
-    prediction = step.plan.prediction
-    phases = [_of_phase(phase, prediction.imbalance_before, time) for phase in step.phases]
+    phases = [_of_phase(phase, time) for phase in step.phases]
     counted = [saving for saving in phases if saving is not None]
     if len(counted) < len(phases):
         return Saving(num_left_out=1)
-    return add_up(counted) + Saving(num_steps=1, num_forecasts=int(prediction.basis is not Basis.REPLAY))
+    return add_up(counted) + Saving(num_steps=1)
 
 
-def _of_phase(phase: PhaseSummary, imbalance_before: float, time: TokenTime) -> Saving | None:
-    if phase.imbalance is None or phase.num_token_copies is None or not phase.duration_s:
+def _of_phase(phase: PhaseSummary, time: TokenTime) -> Saving | None:
+    if (
+        phase.imbalance is None
+        or phase.imbalance_plain is None
+        or phase.num_token_copies is None
+        or not phase.duration_s
+    ):
         return None
     trained_s = phase.duration_s * phase.num_processes
     copy_s = _FORWARD_PASSES[phase.phase] * time.us / 1e6
     expert_s = min(trained_s, phase.imbalance * phase.num_token_copies * copy_s)
     waited_s = phase.waited_s * phase.num_processes
     return Saving(
-        saved_s=(imbalance_before / phase.imbalance - 1) * expert_s - waited_s,
+        saved_s=(phase.imbalance_plain / phase.imbalance - 1) * expert_s - waited_s,
         trained_s=trained_s,
         expert_s=expert_s,
         waited_s=waited_s,
@@ -154,14 +154,12 @@ def assumption(saving: Saving, time: TokenTime | None) -> str:
             "whose time no rank reports: what they save there is not in the figure, and balance that they give up for "
             "it is."
         )
-    if saving.num_forecasts:
-        text += f" In {saving.num_forecasts} steps the imbalance without balancing is a forecast."
     if saving.num_left_out:
         text += f" {saving.num_steps} of {num_reported} reported steps count. {_WHAT_COUNTS}"
     return text
 
 
-_WHAT_COUNTS = "A step counts if it has a plan and reports of all ranks."
+_WHAT_COUNTS = "A step counts if it has reports of all ranks."
 
 
 def write_hours(time_s: float) -> str:

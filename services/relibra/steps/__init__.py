@@ -1,18 +1,17 @@
 """Steps on their way to the planner: what data-parallel ranks report, and the schedule that one process submits.
 
 In:   the batch of a data-parallel rank, as micro-batches of sequences with their routing, before it trains.
-Out:  its routing, reported as parts that start from one EP rank each, and the schedule of the step, submitted.
+Out:  the counts of its sequences, reported, and the schedule of the step, submitted.
 
-    rank_batch           RankBatch and TrainerLayout, into which the batches of all frameworks are translated
-    rank_parts, step     a RankBatch -> parts with fillers -> reports and schedule
-    packing              a driver's deal of sequences -> a better one, asked of the planner
-    forecast             a step whose routing is not known in advance
+    step               a RankBatch, into which the batches of all frameworks are translated -> reports and schedule
+    packing            a driver's deal of sequences -> a better one, asked of the planner
+    parallel_layout    the ranks that a driver deals to
+
+A step that nobody submits needs nothing of this: the planner plans it from the loads that agents reported.
 
 Needs numpy and gRPC only.
 """
 
-from relibra.steps.forecast import submit_forecast
-from relibra.steps.rank_batch import RankBatch, TrainerLayout
-from relibra.steps.step import RankSchedule, report_rank, submit_step
+from relibra.steps.step import RankBatch, RankSchedule, report_rank, submit_step
 
-__all__ = ["RankBatch", "RankSchedule", "TrainerLayout", "report_rank", "submit_forecast", "submit_step"]
+__all__ = ["RankBatch", "RankSchedule", "report_rank", "submit_step"]

@@ -24,7 +24,7 @@ from relibra.planning import Cluster, Freedom, Schedule
 from relibra.rollout import RolloutReporter
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.sequence_routing import sequence_routing
-from relibra.routing.token_layout import ParallelLayout, check_dealt
+from relibra.steps.parallel_layout import ParallelLayout, check_dealt
 from relibra.wire.client import PlannerClient
 
 MAX_IDS = 30_000_000

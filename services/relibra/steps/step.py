@@ -1,17 +1,31 @@
-"""A step on its way to the planner: data-parallel ranks report their parts, one process submits the schedule of all."""
+"""A step on its way to the planner: data-parallel ranks report their sequences, one process submits their schedule."""
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
 from relibra.errors import InvalidInput
 from relibra.planning import Schedule
-from relibra.planning.plan import Basis
 from relibra.rollout import RolloutReporter
-from relibra.steps.rank_batch import RankBatch, TrainerLayout
-from relibra.steps.rank_parts import count_rank
+from relibra.routing.sequence_routing import SequenceRouting
+from relibra.steps.parallel_layout import check_dealt
 from relibra.wire.client import PlannerClient
+
+_MAX_THREADS = 8
+"""Counting threads of one rank; the ranks of a machine count at the same time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankBatch:
+    """The sequences of one data-parallel rank between two optimizer steps."""
+
+    routings: Sequence[SequenceRouting]
+    """The routing of every sequence, as far as it is known."""
+    micro_batches: Sequence[Sequence[int]]
+    """One list of places in `routings` per micro-batch, in order of training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,45 +40,56 @@ def report_rank(
     reporter: RolloutReporter,
     step: int,
     batch: RankBatch,
-    data_rank: int,
-    trainer: TrainerLayout,
+    name: str,
     *,
+    ep_group: int,
+    ep_rank: int,
     timeout_s: float = 60.0,
 ) -> RankSchedule:
     """Report the batch of a data-parallel rank; return its schedule once the planner has stored everything.
+
+    Ranks split the tokens that really come, so padding, fillers, and how context and tensor parallelism cut sequences
+    do not matter. Of these ranks, `ep_rank` stands for all.
 
     Args:
         reporter: the job's reporter; everything in its buffer is flushed too.
         step: the number of the optimizer step; a phase with other micro-batches is a step of its own.
         batch: the batch that the rank trains on.
-        data_rank: the data-parallel rank.
-        trainer: how the trainer assigns tokens to ranks.
+        name: the name of the rank, which no other rank has.
+        ep_group: the EP group of the rank.
+        ep_rank: its rank in this group.
         timeout_s: how long to wait until the planner has stored everything.
 
     Raises:
-        InvalidInput: see `count_rank`; nothing is reported.
-        LimitExceeded: the counts of one part do not fit the reporter's buffer.
-        Unavailable: the planner does not answer. Report again; the planner stores each part only once.
-        RelibraError: the planner refused a part, or an earlier report of which nobody has heard; see
+        InvalidInput: there is no sequence, or a sequence is missing from the micro-batches or listed twice.
+        LimitExceeded: the counts of a sequence do not fit the reporter's buffer.
+        Unavailable: the planner does not answer. Report again; the planner stores each sequence only once.
+        RelibraError: the planner refused a sequence, or an earlier report of which nobody has heard; see
             `RolloutReporter.flush`.
     """
-    parts = count_rank(batch, data_rank, trainer)
-    sequence_ids = tuple(f"rank-{data_rank}/part-{index}" for index in range(len(parts)))
-    for sequence_id, part in zip(sequence_ids, parts, strict=True):
-        reporter.report_counts(step, sequence_id, part.counts.counts_LE, part.counts.num_rows)
+    routings = batch.routings
+    if not routings:
+        raise InvalidInput.of("routings", expected="at least one sequence", got="none")
+    check_dealt([batch.micro_batches], len(routings), 1)
+    with ThreadPoolExecutor(_num_threads(len(routings)), thread_name_prefix="relibra-count") as pool:
+        counted = list(pool.map(SequenceRouting.counts, routings))
+    sequence_ids = tuple(f"{name}/sequence-{index}" for index in range(len(routings)))
+    for sequence_id, routing, counts_LE in zip(sequence_ids, routings, counted, strict=True):
+        reporter.report_counts(step, sequence_id, counts_LE, routing.num_rows)
     reporter.flush(timeout_s)
-    place_P3 = np.array([(part.micro_batch, part.source_rank, part.ep_group) for part in parts], dtype=np.int32)
-    micro_batch_P, source_rank_P, ep_group_P = place_P3.reshape(-1, 3).T
-    schedule = Schedule(micro_batch_S=micro_batch_P, source_rank_S=source_rank_P, ep_group_S=ep_group_P)
+    micro_batch_S = np.empty(len(routings), dtype=np.int32)
+    for micro_batch, sequences in enumerate(batch.micro_batches):
+        micro_batch_S[list(sequences)] = micro_batch
+    schedule = Schedule(
+        micro_batch_S=micro_batch_S,
+        source_rank_S=np.full_like(micro_batch_S, ep_rank),
+        ep_group_S=np.full_like(micro_batch_S, ep_group),
+    )
     return RankSchedule(sequence_ids=sequence_ids, schedule=schedule)
 
 
-def submit_step(
-    planner: PlannerClient, job_id: str, step: int, ranks: Sequence[RankSchedule], basis: Basis = Basis.REPLAY
-) -> None:
+def submit_step(planner: PlannerClient, job_id: str, step: int, ranks: Sequence[RankSchedule]) -> None:
     """Submit the schedule of a step, combined from the reports of its data-parallel ranks; the plan follows.
-
-    Pass `Basis.ROLLOUT` if the trainer does not replay the reported routing.
 
     Raises:
         InvalidInput: there are no ranks, or a rank occurs twice; see also `PlannerClient.submit_schedule`.
@@ -80,5 +105,9 @@ def submit_step(
         step,
         [sequence_id for rank in ranks for sequence_id in rank.sequence_ids],
         Schedule(micro_batch_S=micro_batch_S, source_rank_S=source_rank_S, ep_group_S=ep_group_S),
-        basis,
     )
+
+
+def _num_threads(num_sequences: int) -> int:
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(_MAX_THREADS, num_cores, num_sequences))

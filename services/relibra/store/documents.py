@@ -82,21 +82,23 @@ def _decode_shape(document: bytes | str) -> tuple[Model, Cluster, PlanParams]:
     return Model(**fields["model"]), Cluster(**fields["cluster"]), PlanParams(**fields["params"])
 
 
-def encode_schedule(sequence_ids: Sequence[str], schedule: Schedule) -> str:
-    """Encode a schedule; equal schedules give equal text."""
-    return json.dumps(
-        {
-            "sequence_ids": list(sequence_ids),
+def encode_schedule(sequence_ids: Sequence[str], schedule: Schedule | None) -> str:
+    """Encode a schedule, or sequences alone; equal schedules give equal text."""
+    places: dict[str, list[int]] = {}
+    if schedule is not None:
+        places = {
             "micro_batch": schedule.micro_batch_S.tolist(),
             "source_rank": schedule.source_rank_S.tolist(),
             "ep_group": schedule.ep_group_S.tolist(),
         }
-    )
+    return json.dumps({"sequence_ids": list(sequence_ids)} | places)
 
 
-def decode_schedule(document: bytes) -> tuple[list[str], Schedule]:
+def decode_schedule(document: bytes) -> tuple[list[str], Schedule | None]:
     """Decode the document that `encode_schedule` wrote."""
     fields = json.loads(document)
+    if "micro_batch" not in fields:
+        return fields["sequence_ids"], None
     schedule = Schedule(
         micro_batch_S=np.array(fields["micro_batch"], dtype=np.int32),
         source_rank_S=np.array(fields["source_rank"], dtype=np.int32),
@@ -138,7 +140,9 @@ def decode_plan_record(job_id: str, step: int, values: list[bytes | None]) -> Pl
         raise Corrupt(f"{what} was changed in Redis since it was stored: {error}. Nothing is made of it") from error
 
 
-_REPORT_FIELDS = tuple(each.name for each in fields(ExecutionReport) if each.name not in ("step", "realised_load_ML"))
+_REPORT_FIELDS = tuple(
+    each.name for each in fields(ExecutionReport) if each.name not in ("step", "realised_load_ML", "expert_load_NLE")
+)
 
 
 def encode_execution_report(report: ExecutionReport) -> str:

@@ -27,13 +27,14 @@ begins by going back to a step takes over the keys of all earlier steps (`rollba
 |---|---|---|---|
 | `steps` | sorted set | every step that has data, by step | 20 B a step |
 | `open` | sorted set | steps with sequences and no plan yet, by step | 20 B a step |
-| `pending` | sorted set | steps with a schedule and no outcome yet, by Unix time of the schedule | 20 B a step |
+| `pending` | sorted set | steps that wait for their plan, by the Unix time since when | 20 B a step |
 | `plans` | sorted set | planned steps, by version | 20 B a step |
 | `sizes` | hash | step -> bytes of its counts, its schedule and its reports, by `field_bytes` | 20 B a step |
 | `crashes` | hash | step -> how often planning it crashed | 20 B a step |
 | `traces` | hash | step -> trace context of the call that submitted its schedule | 80 B a step |
 | `version` | string | version of the newest plan | 8 B |
 | `floor` | string | steps below it have expired | 8 B |
+| `foreseen` | string | the newest step that was planned from history, or waits for that | 8 B |
 | `placement` | string | home ranks `[L, E]` that the ranks had when the attempt began by going back, packed | 4 KiB |
 | `begun` | sorted set | steps by the Unix time (Redis clock) at which a planner first saw data of them | 100 B a step |
 | `summaries` | sorted set | expired steps: `StepSummary` as a row, by step; at most `MAX_SUMMARIES` | 750 B a step |
@@ -46,12 +47,13 @@ Keys of one step have the prefix `relibra:{job}:<epoch>:step:<step>:`. They stay
 |---|---|---|---|
 | `counts` | hash | sequence id -> counts `[L, E]`, see `sequences` | with `reports`: `max_step_size_bytes` |
 | `policies` | hash | `<first>-<last>` policy version -> number of sequences | 30 B a pair |
-| `schedule` | hash | `basis`; `document`, JSON: ids, `micro_batch`, `source_rank`, `ep_group` | 60 B a sequence |
+| `schedule` | hash | `level`; `document`, JSON: ids, `micro_batch`, `source_rank`, `ep_group` | 60 B a sequence |
 | `plan` | hash | fields of `plan_codec`; `epoch`, `version`, `digest`, `submitted_at`, `published_at` | 2 KiB a cell |
 | `failure` | string | why the step cannot be planned | 1 KiB |
 | `reports` | hash | `<phase>/<ep group>/<ep rank>` -> JSON of an execution report | 500 B a rank and phase |
 | `executed` | hash | phase that all ranks have reported -> JSON: the sum of its reports | 1 KiB a phase at 64 ranks |
-| `reported` | hash | phase -> number of its reports; `bytes`: what `reports` and `realised` take | 100 B |
+| `reported` | hash | phase -> number of its reports; `bytes`: what `reports`, `realised` and `routed` take | 100 B |
+| `routed` | hash | the same fields as `reports` -> load by expert `[N, L, E]`, packed | 4 KiB a rank and phase |
 | `realised` | hash | the same fields as `reports` -> realised load, int64 `[M, L]` little endian | 8 B a cell, rank |
 
 Counts, schedules, the fields of plans, reports and their loads and sums have a checksum (`seal`), and all sizes above
@@ -68,7 +70,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 SCHEMA = "relibra:schema"
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 JOBS = "relibra:jobs"
 TOKENS = "relibra:tokens"
 
@@ -86,8 +88,29 @@ SETS_OF_STEPS = ("pending", "plans", "begun")
 """The other sorted sets of an attempt whose members are steps."""
 HASHES_BY_STEP = ("sizes", "crashes", "traces")
 """The hashes of an attempt whose fields are steps."""
-ATTEMPT_KEYS = (*SETS_BY_STEP, *SETS_OF_STEPS, *HASHES_BY_STEP, "version", "floor", "placement", "refusals", "packing")
-STEP_KEYS = ("counts", "policies", "schedule", "plan", "failure", "reports", "reported", "realised", "executed")
+ATTEMPT_KEYS = (
+    *SETS_BY_STEP,
+    *SETS_OF_STEPS,
+    *HASHES_BY_STEP,
+    "version",
+    "floor",
+    "foreseen",
+    "placement",
+    "refusals",
+    "packing",
+)
+STEP_KEYS = (
+    "counts",
+    "policies",
+    "schedule",
+    "plan",
+    "failure",
+    "reports",
+    "reported",
+    "realised",
+    "routed",
+    "executed",
+)
 
 
 class AttemptId(Protocol):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from relibra.errors import Conflict, Corrupt, LostLease, NotFound, StaleEpoch
 from relibra.planning import Plan, PlanId
+from relibra.planning.plan import Level
 from relibra.planning.summary import PlanTotals
 from relibra.store.array_codec import PackedArray
 from relibra.store.connection import Connected, raises_unavailable
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class Plans(Connected):
-    """Plans, each published once and never changed."""
+    """Plans, each published once and never changed. A step gets another one if more becomes known of it."""
 
     @raises_unavailable
     async def publish_plan(self, lease: Lease, plan: EncodedPlan) -> PlanId:
@@ -56,6 +57,7 @@ class Plans(Connected):
                 *map(keys.of, ("plans", "pending", "open")),
                 keys.step(step, "failure"),
                 keys.of("crashes"),
+                keys.step(step, "schedule"),
             ],
             [
                 lease.token,
@@ -63,6 +65,7 @@ class Plans(Connected):
                 step,
                 plan.digest.hex(),
                 time.time(),
+                plan.level,
                 *(part for field in plan.fields.items() for part in field),
             ],
         )
@@ -74,6 +77,8 @@ class Plans(Connected):
                 raise StaleEpoch(f"the plan was made in epoch {epoch:016x}, but job {job_id!r} {current} now")
             case b"lost_lease":
                 raise LostLease(f"the lease on step {step} of job {job_id!r} ended; its plan is dropped")
+            case b"replaced":
+                raise LostLease(f"step {step} of job {job_id!r} got a schedule that says more; its plan is dropped")
             case b"other":
                 raise Conflict(
                     f"step {step} of job {job_id!r} has plan {PlanId(epoch=epoch, version=details[0])} with digest "
@@ -195,6 +200,13 @@ class Plans(Connected):
         """Return the last planned step before `step`, or None if there is none."""
         planned = await self._redis.zrange(AttemptKeys.of_attempt(attempt).of("plans"), 0, -1)
         return max((each for each in map(int, planned) if each < step), default=None)
+
+    @raises_unavailable
+    async def foreseen_before(self, attempt: AttemptId, step: int) -> int | None:
+        """Return the last planned step before `step` if its plan is from history; None if there is none."""
+        earlier = await self.planned_before(attempt, step)
+        record = None if earlier is None else await self._record(attempt, earlier)
+        return earlier if record is not None and record.prediction.level is Level.HISTORY else None
 
     @raises_unavailable
     async def plan_before(self, attempt: AttemptId, step: int) -> PlanRecord | None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from relibra.errors import Corrupt
 from relibra.planning import Cluster, Model, Plan, PlanId, PlanParams
-from relibra.planning.plan import Prediction
+from relibra.planning.plan import Level, Prediction
 from relibra.store.array_codec import PackedArray
 from relibra.store.plan_codec import encode_plan
 
@@ -111,6 +111,7 @@ class EncodedPlan:
     """A checked plan in the form that is published, small enough to travel between processes."""
 
     digest: bytes
+    level: Level
     reason: str
     fields: dict[str, bytes]
     """The fields of `plan_codec`."""
@@ -118,7 +119,7 @@ class EncodedPlan:
     @classmethod
     def of(cls, plan: Plan) -> "EncodedPlan":
         """Encode a plan."""
-        return cls(digest=plan.digest, reason=plan.reason, fields=encode_plan(plan))
+        return cls(digest=plan.digest, level=plan.prediction.level, reason=plan.reason, fields=encode_plan(plan))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,10 +182,18 @@ class StepRecord:
     policies: dict[str, int]
     """`<first>-<last>` policy version -> number of sequences that they generated; untagged sequences are left out."""
     submitted_at: float | None
-    """Unix time of the schedule; None before the schedule came and after the step failed."""
+    """Unix time since when the step waits for its plan; None before that and after the step failed."""
     plan: PlanRecord | None
     failure: str | None
     """Why the step cannot be planned; None if it can."""
+    level: Level | None = None
+    """What its plan is made from; None before that is known."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a plan will follow, or will be replaced by a better one, that ranks should wait for."""
+        is_scheduled = self.level is not None and self.level is not Level.HISTORY
+        return self.plan is None and self.failure is None and (is_scheduled or self.num_sequences > 0)
 
     @property
     def state(self) -> StepState:
@@ -202,7 +211,7 @@ class Refused(StrEnum):
     SEQUENCES = "sequences"
     SCHEDULE = "schedule"
     REPORTS = "reports"
-    """Execution reports: of a step that the planner does not know (error `NotFound`), or refused for what they hold."""
+    """Execution reports: of a step that has expired (error `NotFound`), or refused for what they hold."""
     LAUNCH = "launch"
     """An older launch under the same job id, which still calls though its attempt is over; its step is 0."""
 

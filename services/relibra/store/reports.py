@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import time
 
-from relibra.errors import Corrupt, LimitExceeded
+from relibra.errors import Corrupt, LimitExceeded, NotFound
 from relibra.planning import ExecutionReport, Phase
+from relibra.planning.plan import Level
 from relibra.store.address import RedisClient
 from relibra.store.array_codec import PackedArray
 from relibra.store.connection import raises_unavailable
@@ -31,22 +33,21 @@ class Reports(StoredReports):
         self._sums: set[asyncio.Task[None]] = set()
 
     @raises_unavailable
-    async def put_report(self, job: JobRecord, report: ExecutionReport, limits: StoreLimits = DEFAULT_LIMITS) -> bool:
+    async def put_report(self, job: JobRecord, report: ExecutionReport, limits: StoreLimits = DEFAULT_LIMITS) -> None:
         """Keep the report of a rank for one phase; a second report of the same rank and phase replaces the first.
 
         The report that completes a phase also makes its sum, so that readers need not read the loads of all ranks to
-        say how the step went. If another report of the phase is damaged, there is no sum, and the log says so. A report
-        for an unknown or expired step is dropped, because it would never expire.
-
-        Returns:
-            Whether the step is known, so that the report was kept.
+        say how the step went. If another report of the phase is damaged, there is no sum, and the log says so. If
+        nobody scheduled the step, the step after it is then planned from history.
 
         Raises:
             StaleEpoch: the attempt of `job` is over.
+            NotFound: the step has expired.
             LimitExceeded: the reports of the step, or all that was reported of it, would take more than they may.
         """
         keys, step = AttemptKeys.of_attempt(job), report.step
-        packed_load = await asyncio.to_thread(lambda: PackedArray.of(report.realised_load_ML).to_bytes())
+        loads = report.realised_load_ML, report.expert_load_NLE
+        packed = await asyncio.to_thread(lambda: [PackedArray.of(load).to_bytes() for load in loads])
         answer = await self._script(
             "put_report",
             [
@@ -54,6 +55,8 @@ class Reports(StoredReports):
                 keys.of("steps"),
                 *(keys.step(step, name) for name in ("reports", "realised", "reported")),
                 keys.of("sizes"),
+                keys.step(step, "routed"),
+                keys.of("floor"),
             ],
             [
                 f"{job.epoch:016x}",
@@ -61,7 +64,7 @@ class Reports(StoredReports):
                 report.phase,
                 f"{report.ep_group}/{report.ep_rank}",
                 seal(encode_execution_report(report)),
-                packed_load,
+                *packed,
                 limits.max_reports_size_bytes,
                 limits.max_step_size_bytes,
             ],
@@ -69,13 +72,27 @@ class Reports(StoredReports):
         match answer:
             case b"stale_epoch":
                 raise await self.over(job.job_id, job.epoch)
-            case b"unknown":
-                return False
+            case b"expired":
+                raise NotFound(f"step {step} of job {job.job_id!r} has expired, so its reports are not kept")
             case b"reports" | b"step":
                 raise _too_large(report, answer, limits)
         if answer == job.cluster.num_ep_groups * job.cluster.num_ranks:
             await self._sum_up(job, step, report.phase)
-        return True
+            await self._put_history(job, step)
+
+    async def _put_history(self, job: JobRecord, step: int) -> None:
+        """Let the step after `step` be planned from history, if nobody scheduled either of them."""
+        keys = AttemptKeys.of_attempt(job)
+        await self._script(
+            "put_history",
+            [
+                keys.job.of("job"),
+                keys.step(step, "schedule"),
+                keys.step(step + 1, "schedule"),
+                *map(keys.of, ("pending", "steps", "foreseen", "open")),
+            ],
+            [f"{job.epoch:016x}", step + 1, Level.HISTORY, time.time()],
+        )
 
     async def _sum_up(self, job: JobRecord, step: int, phase: Phase) -> None:
         """Make the sum of a phase. Callers that come meanwhile leave it to the first one, which then starts again."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from relibra.errors import Conflict, LimitExceeded, NotFound
 from relibra.planning import Schedule
-from relibra.planning.plan import Basis
+from relibra.planning.plan import Level
 from relibra.store.attempts import Attempts
 from relibra.store.connection import raises_unavailable
 from relibra.store.documents import decode_schedule, encode_schedule
@@ -28,19 +28,22 @@ class Schedules(Attempts):
         job: JobRecord,
         step: int,
         sequence_ids: Sequence[str],
-        schedule: Schedule,
+        schedule: Schedule | None,
         limits: StoreLimits = DEFAULT_LIMITS,
-        basis: Basis = Basis.REPLAY,
         traceparent: str = "",
     ) -> None:
         """Keep the schedule of a step and make the step pending; the same schedule again changes nothing.
 
+        Without a schedule, only the sequences of the step are known. A schedule with micro-batches replaces that, and
+        the plan that was made of it.
+
         Raises:
-            Conflict: the step has another schedule, or has expired.
+            Conflict: the step has another schedule that says as much, or has expired.
             StaleEpoch: the attempt of `job` is over.
             LimitExceeded: too many steps of the job are pending.
         """
         keys, job_id = AttemptKeys.of_attempt(job), job.job_id
+        level = Level.STEP if schedule is None else Level.MICRO_BATCHES
 
         def encode() -> bytes:
             return seal(encode_schedule(sequence_ids, schedule))
@@ -52,15 +55,19 @@ class Schedules(Attempts):
                 keys.job.of("job"),
                 keys.step(step, "schedule"),
                 *map(keys.of, ("pending", "steps", "open", "floor", "traces", "sizes")),
+                keys.step(step, "plan"),
+                keys.of("plans"),
+                keys.step(step, "failure"),
             ],
             [
                 f"{job.epoch:016x}",
-                basis,
+                level,
                 document,
                 step,
                 time.time(),
                 limits.max_open_steps,
                 traceparent,
+                "".join(f" {lower} " for lower in Level if lower < level),
             ],
         )
         match outcome:
@@ -83,21 +90,25 @@ class Schedules(Attempts):
                 )
 
     @raises_unavailable
-    async def get_schedule(self, attempt: AttemptId, step: int) -> tuple[list[str], Schedule, Basis]:
-        """Return the sequence ids, the schedule and the basis of a step.
+    async def get_schedule(self, attempt: AttemptId, step: int) -> tuple[list[str], Schedule | None, Level]:
+        """Return the sequence ids, the schedule and the level of a step.
+
+        At level history there are no sequences, and no schedule at level step.
 
         Raises:
-            NotFound: the step has no schedule.
+            NotFound: the step has no schedule and is not planned from history.
             Corrupt: the schedule is not the one that was stored.
         """
-        basis, document = await self._redis.hmget(
-            AttemptKeys.of_attempt(attempt).step(step, "schedule"), "basis", "document"
+        level, document = await self._redis.hmget(
+            AttemptKeys.of_attempt(attempt).step(step, "schedule"), "level", "document"
         )
-        if document is None:
+        if level is None:
             raise NotFound(f"step {step} of job {attempt.job_id!r} has no schedule")
+        if document is None:
+            return [], None, Level(level.decode())
         what = f"the schedule of step {step} of job {attempt.job_id!r}"
         sequence_ids, schedule = decode_schedule(unseal(document, what))
-        return sequence_ids, schedule, Basis(basis.decode())
+        return sequence_ids, schedule, Level(level.decode())
 
     @raises_unavailable
     async def pending_steps(self) -> list[PendingStep]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import Conflict, LimitExceeded, NotFound, RelibraError, UnknownJob
-from relibra.planning.plan import Basis
+from relibra.planning.plan import Level
 from relibra.store.attempts import Attempts
 from relibra.store.connection import raises_unavailable
 from relibra.store.keys import AttemptId, AttemptKeys, JobKeys
@@ -40,7 +40,7 @@ class Sequences(Attempts):
 
         Returns:
             One entry per sequence: None if it is kept, now or before; `Conflict` if other counts are kept, the step has
-            expired, or the step has a schedule and its plan needed the reports; `StaleEpoch` if the attempt is over;
+            expired or has a schedule; `StaleEpoch` if the attempt is over;
             `LimitExceeded`; `UnknownJob`.
         """
         steps: dict[tuple[str, int, int], list[int]] = {}
@@ -55,7 +55,7 @@ class Sequences(Attempts):
                 step,
                 limits.max_step_size_bytes,
                 limits.max_open_steps,
-                Basis.PREVIOUS_STEPS,
+                Level.HISTORY,
                 limits.max_sequences,
             ]
             for index in indices:
@@ -117,34 +117,6 @@ class Sequences(Attempts):
                     counts_SLE = counts_SLE.astype(counts_LE.dtype.newbyteorder("="))
                 counts_SLE[start + index] = counts_LE
         return counts_SLE
-
-    @raises_unavailable
-    async def get_dealt(
-        self, job: JobRecord, step: int, num_rows: int, sequence_ids: Sequence[str] | None = None
-    ) -> NDArray[np.int64]:
-        """Deal the sequences of a step to rows in turn and return the loads of the rows, int64 `[M, L, E]`.
-
-        Args:
-            job: the attempt.
-            step: the step.
-            num_rows: M.
-            sequence_ids: the sequences; by default all that were reported so far. One without counts adds nothing.
-
-        Raises:
-            Corrupt: the counts of a sequence are not those that were stored; the text names the first one.
-        """
-        shape = (job.model.num_layers, job.model.num_experts)
-        load_MLE = np.zeros((num_rows, *shape), dtype=np.int64)
-        key, turn = AttemptKeys.of_attempt(job).step(step, "counts"), 0
-        if sequence_ids is None:
-            sequence_ids = sorted(each.decode() for each in await self._redis.hkeys(key))
-        for start in range(0, len(sequence_ids), _SEQUENCES_PER_READ):
-            some = sequence_ids[start : start + _SEQUENCES_PER_READ]
-            for sequence_id, data in zip(some, await self._redis.hmget(key, some), strict=True):
-                if data is not None:  # the step may expire between two reads
-                    load_MLE[turn % num_rows] += _from_bytes(data, shape, sequence_id, job, step)
-                    turn += 1
-        return load_MLE
 
 
 def _to_bytes(counts_LE: NDArray[np.unsignedinteger]) -> bytes:

@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Sequence
 
 from relibra.errors import Corrupt, NotFound
+from relibra.planning.plan import Level
 from relibra.store.connection import Connected, raises_unavailable
 from relibra.store.documents import RECORD_FIELDS, decode_plan_record
 from relibra.store.keys import AttemptId, AttemptKeys
 from relibra.store.records import StepRecord
 
-_ANSWERS_PER_STEP = 6
+_ANSWERS_PER_STEP = 7
 
 
 class Steps(Connected):
@@ -79,12 +80,15 @@ class Steps(Connected):
             pipe.zscore(keys.of("pending"), str(step))
             pipe.hmget(keys.step(step, "plan"), RECORD_FIELDS)
             pipe.get(keys.step(step, "failure"))
+            pipe.hget(keys.step(step, "schedule"), "level")
             pipe.zscore(keys.of("steps"), str(step))
         answers = await pipe.execute() if numbers else []
         records = []
         for index, step in enumerate(numbers):
             start = index * _ANSWERS_PER_STEP
-            num_sequences, policies, submitted_at, plan, failure, score = answers[start : start + _ANSWERS_PER_STEP]
+            num_sequences, policies, submitted_at, plan, failure, level, score = answers[
+                start : start + _ANSWERS_PER_STEP
+            ]
             try:
                 record = decode_plan_record(attempt.job_id, step, plan)
             except Corrupt as error:
@@ -98,6 +102,7 @@ class Steps(Connected):
                 submitted_at=submitted_at,
                 plan=record,
                 failure=None if failure is None else failure.decode(),
+                level=None if level is None else Level(level.decode()),
             )
             records.append((state, score is not None))
         return records

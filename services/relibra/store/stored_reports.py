@@ -1,11 +1,14 @@
 """Stored execution reports, read a few at a time: a step may have those of thousands of ranks."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+import logging
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from relibra.errors import Corrupt, LimitExceeded
 from relibra.planning import ExecutionReport, Phase
@@ -18,6 +21,8 @@ from relibra.store.keys import AttemptId, AttemptKeys
 from relibra.store.records import JobRecord
 from relibra.store.seal import unseal
 
+logger = logging.getLogger(__name__)
+
 REPORTS_PER_READ = 256
 """How many reports are read at a time."""
 READ_SIZE_BYTES = 2 << 20
@@ -25,8 +30,11 @@ READ_SIZE_BYTES = 2 << 20
 MAX_LIST_SIZE_BYTES = 16 << 20
 """How much a list of reports may take, with its loads unpacked."""
 
-_Stored = tuple[bytes, bytes, bytes | None]
-"""Field, document and load of a report."""
+_MOST_LOOKED_AT = 64
+"""Among how many earlier steps those with reports are looked for."""
+
+_Stored = tuple[bytes, bytes, bytes | None, bytes | None]
+"""Field, document, load, and load by expert of a report."""
 
 
 class StoredReports(Attempts):
@@ -47,7 +55,7 @@ class StoredReports(Attempts):
             Corrupt: a report is not the one that was stored.
         """
         sums, decode = ExecutionSums(job.cluster), partial(_decode, job, step)
-        async for some in self._read(job, step, with_loads=True, phase=phase):
+        async for some in self._read(job, step, loads=("realised", "routed"), phase=phase):
             await asyncio.to_thread(lambda reports: sums.add(map(decode, reports)), some)
         return await asyncio.to_thread(sums.executions)
 
@@ -88,7 +96,8 @@ class StoredReports(Attempts):
                         "bytes; ask for one phase and one rank"
                     )
 
-        async for some in self._read(attempt, step, with_loads=with_loads, phase=phase, ep_rank=ep_rank):
+        loads = ("realised",) if with_loads else ()
+        async for some in self._read(attempt, step, loads=loads, phase=phase, ep_rank=ep_rank):
             await asyncio.to_thread(decode, some)
         return sorted(found, key=lambda each: (each.phase, each.ep_group, each.ep_rank))
 
@@ -97,41 +106,70 @@ class StoredReports(Attempts):
         attempt: AttemptId,
         step: int,
         *,
-        with_loads: bool,
+        loads: Sequence[str] = (),
         phase: Phase | None = None,
         ep_rank: int | None = None,
     ) -> AsyncIterator[list[_Stored]]:
-        """Yield some reports at a time, each once, without order."""
+        """Yield some reports at a time, each once, without order.
+
+        Args:
+            attempt: the attempt of the step.
+            step: the step.
+            loads: the arrays to read, in this order: none, "realised", or "realised" and "routed".
+            phase: only reports of this phase, if given.
+            ep_rank: only reports of this rank, if given.
+        """
         keys = AttemptKeys.of_attempt(attempt)
-        reports, realised = keys.step(step, "reports"), keys.step(step, "realised")
+        reports, arrays = keys.step(step, "reports"), [keys.step(step, name) for name in loads]
         fields = [each for each in await self._redis.hkeys(reports) if _is_wanted(each, phase, ep_rank)]
         for start in range(0, len(fields), REPORTS_PER_READ):
             some = fields[start : start + REPORTS_PER_READ]
-            for few in await self._fitting(realised, some) if with_loads else [some]:
+            for few in await self._fitting(arrays, some) if arrays else [some]:
                 pipe = self._redis.pipeline(transaction=False)
-                pipe.hmget(reports, few)
-                if with_loads:
-                    pipe.hmget(realised, few)
-                documents, *found = await pipe.execute()
-                loads = found[0] if with_loads else [None] * len(few)
-                yield [
-                    (field, document, load)
-                    for field, document, load in zip(few, documents, loads, strict=True)
-                    if document is not None and (load is not None or not with_loads)  # the step may expire meanwhile
-                ]
+                for key in (reports, *arrays):
+                    pipe.hmget(key, few)
+                rows = zip(few, *await pipe.execute(), strict=True)
+                nothing = (None,) * (2 - len(arrays))
+                yield [(*row, *nothing) for row in rows if None not in row]  # the step may expire meanwhile
 
-    async def _fitting(self, realised: str, fields: list[bytes]) -> list[list[bytes]]:
-        """Split fields so that the loads of each part take at most `READ_SIZE_BYTES`, or are a single one."""
+    async def _fitting(self, arrays: Sequence[str], fields: list[bytes]) -> list[list[bytes]]:
+        """Split fields so that the loads of each part take at most `READ_SIZE_BYTES`, or are those of one report."""
         pipe = self._redis.pipeline(transaction=False)
         for field in fields:
-            pipe.hstrlen(realised, field)
+            for key in arrays:
+                pipe.hstrlen(key, field)
+        sizes = np.array(await pipe.execute(), dtype=np.int64).reshape(len(fields), len(arrays)).sum(axis=1)
         parts, part_bytes = list[list[bytes]](), READ_SIZE_BYTES + 1
-        for field, size_bytes in zip(fields, await pipe.execute(), strict=True):
+        for field, size_bytes in zip(fields, sizes.tolist(), strict=True):
             part_bytes += size_bytes
             if part_bytes > READ_SIZE_BYTES:
                 parts, part_bytes = [*parts, []], size_bytes
             parts[-1].append(field)
         return parts
+
+    @raises_unavailable
+    async def micro_batches_before(self, job: JobRecord, step: int, num_steps: int) -> NDArray[np.int64]:
+        """Return the loads of micro-batches of up to `num_steps` steps before `step`, int64 `[N, L, E]`, oldest first.
+
+        They are the micro-batches of which ranks reported the load of every expert. A rank whose report is missing is
+        missing in them. A damaged report is left out, and the log says so: a plan needs none in particular.
+        """
+        keys, shape = AttemptKeys.of_attempt(job), (0, job.model.num_layers, job.model.num_experts)
+        found: list[NDArray[np.int64]] = []
+        earlier = await self._redis.zrevrangebyscore(keys.of("steps"), f"({step}", "-inf", start=0, num=_MOST_LOOKED_AT)
+        for number in map(int, earlier):
+            key = keys.step(number, "routed")
+            loads: dict[bytes, NDArray[np.int64]] = {}
+            every = sorted(await self._redis.hkeys(key))
+            for start in range(0, len(every), REPORTS_PER_READ):
+                fields = every[start : start + REPORTS_PER_READ]
+                values = await self._redis.hmget(key, fields)
+                await asyncio.to_thread(_add_loads, loads, dict(zip(fields, values, strict=True)), job, number)
+            found += [load_NLE[load_NLE.any(axis=(1, 2))] for _, load_NLE in sorted(loads.items(), reverse=True)]
+            num_steps -= bool(loads)
+            if not num_steps:
+                break
+        return np.concatenate([np.zeros(shape, dtype=np.int64), *reversed(found)])
 
     @raises_unavailable
     async def is_applied(self, attempt: AttemptId, step: int) -> bool | None:
@@ -148,7 +186,7 @@ class StoredReports(Attempts):
             return False
 
         has_reports = None
-        async for some in self._read(attempt, step, with_loads=False):
+        async for some in self._read(attempt, step):
             has_reports = False
             if await asyncio.to_thread(has_applied, some):
                 return True
@@ -175,6 +213,25 @@ class StoredReports(Attempts):
         return [_sums(attempt, step, sums) for step, sums in zip(numbers, found, strict=True)]
 
 
+def _add_loads(
+    loads: dict[bytes, NDArray[np.int64]], packed: dict[bytes, bytes | None], job: JobRecord, step: int
+) -> None:
+    """Add loads by expert, by field `phase/group/rank`, to those of their phase and group."""
+    for field, value in packed.items():
+        if value is None:  # the step has expired meanwhile
+            continue
+        what = f"the load by expert in report {field.decode()} of step {step} of job {job.job_id!r}"
+        try:
+            load_NLE = PackedArray.from_bytes(value, what).unpack()
+        except Corrupt as error:
+            logger.error("plans from history do without it: %s", error)
+            continue
+        group = field.rpartition(b"/")[0]
+        known = loads.setdefault(group, np.zeros(load_NLE.shape, dtype=np.int64))
+        if known.shape == load_NLE.shape:  # a rank that died in the middle ran fewer micro-batches
+            known += load_NLE
+
+
 def _sums(attempt: AttemptId, step: int, sums: dict[bytes, bytes]) -> list[Execution] | Corrupt:
     what = f"of step {step} of job {attempt.job_id!r}"
     try:
@@ -194,7 +251,11 @@ def _is_wanted(field: bytes, phase: Phase | None, ep_rank: int | None) -> bool:
 
 
 def _decode(attempt: AttemptId, step: int, stored: _Stored) -> ExecutionReport:
-    field, document, load = stored
+    field, document, load, expert_load = stored
     what = f"report {field.decode()} of step {step} of job {attempt.job_id!r}"
     load_ML = None if load is None else PackedArray.from_bytes(load, f"the load in {what}").unpack().astype(np.int64)
-    return decode_execution_report(step, unseal(document, what), load_ML)
+    report = decode_execution_report(step, unseal(document, what), load_ML)
+    if expert_load is None:
+        return report
+    unpacked = PackedArray.from_bytes(expert_load, f"the load by expert in {what}").unpack()
+    return replace(report, expert_load_NLE=unpacked.astype(np.uint32))

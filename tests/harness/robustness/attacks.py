@@ -16,7 +16,6 @@ import numpy as np
 from harness.robustness.raw_http2 import RawConnection
 from harness.services import CLUSTER, MODEL, PARAMS, count, routed_experts
 from relibra.planning import Cluster, CostModel, ExecutionReport, Model, Phase, PlanParams, Schedule
-from relibra.planning.plan import Basis
 from relibra.v1 import execution_pb2_grpc, plan_pb2, plan_pb2_grpc, routing_pb2
 from relibra.wire import messages
 from relibra.wire.channel import MAX_PART_SIZE_BYTES, open_channel
@@ -150,14 +149,14 @@ def schedules_of_tiny_sequences(target: Target, num_sequences: int = 1 << 18) ->
                 channel,
                 [encode_sequence(ordinal, JOB_ID, 1, name, 1, counts_LE, epoch=epoch) for ordinal, name in names],
             )
-        request = _schedule_request(1, ids, Basis.REPLAY, epoch)
+        request = _schedule_request(1, ids, epoch)
         yield from _many_at_once(lambda _: _submit(channel, request))
 
 
-def schedules_on_previous_steps(target: Target, num_sequences: int = 1 << 18) -> Iterator[str]:
+def schedules_of_nothing(target: Target, num_sequences: int = 1 << 18) -> Iterator[str]:
     """Submit schedules of as many sequences as a step may have, none of them reported, for one step after another."""
     epoch = _register(target)
-    request = _schedule_request(1, [f"{index:x}" for index in range(num_sequences)], Basis.PREVIOUS_STEPS, epoch)
+    request = _schedule_request(1, [f"{index:x}" for index in range(num_sequences)], epoch)
 
     with open_channel(target.address, target.credentials) as channel:
 
@@ -226,11 +225,9 @@ def _report(channel: grpc.Channel, requests: list[routing_pb2.ReportRoutingReque
         assert not refused, refused[0]
 
 
-def _schedule_request(step: int, ids: list[str], basis: Basis, epoch: int) -> plan_pb2.SubmitScheduleRequest:
+def _schedule_request(step: int, ids: list[str], epoch: int) -> plan_pb2.SubmitScheduleRequest:
     schedule = messages.encode_schedule(ids, Schedule.round_robin(len(ids), 2, CLUSTER))
-    return plan_pb2.SubmitScheduleRequest(
-        job_id=JOB_ID, step=step, schedule=schedule, basis=messages.encode_basis(basis), epoch=epoch
-    )
+    return plan_pb2.SubmitScheduleRequest(job_id=JOB_ID, step=step, schedule=schedule, epoch=epoch)
 
 
 def _answer_of_stream(channel: grpc.Channel, request: routing_pb2.ReportRoutingRequest) -> str:

@@ -2,7 +2,6 @@ from dataclasses import replace
 
 from relibra.planner.limits.solve_size import pack_size_bytes, solve_size_bytes
 from relibra.planning import Cluster, CostModel, Model, PlanParams
-from relibra.planning.plan import Basis
 
 MODEL = Model(num_layers=3, num_experts=32, top_k=2)
 CLUSTER = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
@@ -12,21 +11,15 @@ FREE = PlanParams()
 
 
 def test_a_solve_holds_counts_of_sequences_and_loads_of_rows() -> None:
-    got = solve_size_bytes(10, 2, MODEL, CLUSTER, FREE, Basis.ROLLOUT)
+    got = solve_size_bytes(10, 2, MODEL, CLUSTER, FREE)
     assert got == 10 * COUNTS_SIZE_BYTES + 2 * LOAD_SIZE_BYTES
-
-
-def test_expected_counts_are_kept_once_for_each_row_and_source_rank() -> None:
-    few, many = (solve_size_bytes(num, 2, MODEL, CLUSTER, FREE, Basis.PREVIOUS_STEPS) for num in (5, 1000))
-    assert few == 5 * COUNTS_SIZE_BYTES + 2 * LOAD_SIZE_BYTES
-    assert many == 8 * COUNTS_SIZE_BYTES + 2 * LOAD_SIZE_BYTES
 
 
 def test_dispatch_that_costs_time_adds_what_crosses_and_the_sums_by_source_node() -> None:
     priced = PlanParams(cost=CostModel(token_size_bytes=8192))
 
     def added(num_rows: int, cluster: Cluster) -> int:
-        free, dear = (solve_size_bytes(10, num_rows, MODEL, cluster, params, Basis.REPLAY) for params in (FREE, priced))
+        free, dear = (solve_size_bytes(10, num_rows, MODEL, cluster, params) for params in (FREE, priced))
         return dear - free
 
     two_nodes = 2 * LOAD_SIZE_BYTES // 3
@@ -37,10 +30,10 @@ def test_dispatch_that_costs_time_adds_what_crosses_and_the_sums_by_source_node(
     # Every token of this model goes to both nodes anyway, where it is sent once to each.
     once = PlanParams(cost=CostModel(token_size_bytes=8192, sends_once_per_node=True))
     dense = replace(MODEL, top_k=MODEL.num_experts)
-    free, dear = (solve_size_bytes(10, 2, dense, CLUSTER, params, Basis.REPLAY) for params in (FREE, once))
+    free, dear = (solve_size_bytes(10, 2, dense, CLUSTER, params) for params in (FREE, once))
     assert free == dear
 
 
 def test_packing_adds_the_loads_of_groups_of_sequences_and_rows() -> None:
-    solve = solve_size_bytes(10, 2, MODEL, CLUSTER, FREE, Basis.ROLLOUT)
+    solve = solve_size_bytes(10, 2, MODEL, CLUSTER, FREE)
     assert pack_size_bytes(10, 2, MODEL, CLUSTER, FREE) == solve + 10 * (3 * 4 * 8 + (24 << 10)) + 2 * 3 * 3 * 4 * 8

@@ -6,7 +6,8 @@ import pytest
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, report_sequences
 from relibra.errors import InvalidInput, LimitExceeded, UnknownJob
 from relibra.planning import ExecutionReport, Phase, PlanId
-from relibra.store import Refused, Store
+from relibra.planning.execution import MAX_SAMPLED
+from relibra.store import Store
 from relibra.v1 import array_pb2, execution_pb2
 from relibra.wire.client import PlannerClient
 from relibra.wire.messages import decode_execution_report
@@ -36,18 +37,15 @@ def test_a_report_is_taken_and_may_be_repeated(
     (kept,) = run(store.get_reports(run(store.get_job(job_id)), REPORT.step))
     run(store.close())
     assert kept.realised_load_ML.tolist() == REPORT.realised_load_ML.tolist()
-    load_ML = REPORT.realised_load_ML
-    assert dataclasses.replace(kept, realised_load_ML=load_ML) == REPORT
+    loads = {name: getattr(REPORT, name) for name in ("realised_load_ML", "expert_load_NLE")}
+    assert dataclasses.replace(kept, **loads) == REPORT
 
 
-def test_S9_a_report_for_a_step_that_nobody_announced_is_remembered(
-    client: PlannerClient, job_id: str, shared_planner: Service, run: Loop
-) -> None:
-    client.report_execution(job_id, dataclasses.replace(REPORT, step=77))
-    store = Store.open(shared_planner.redis_url)
-    (refusal,) = run(store.get_refusals(run(store.get_job(job_id))))
-    run(store.close())
-    assert (refusal.what, refusal.since_step, refusal.error) == (Refused.REPORTS, 77, "NotFound")
+def test_S7_a_report_has_the_load_of_experts_in_a_few_micro_batches(client: PlannerClient, job_id: str) -> None:
+    load_NLE = np.ones((MAX_SAMPLED + 1, MODEL.num_layers, MODEL.num_experts), dtype=np.uint8)
+    client.report_execution(job_id, dataclasses.replace(REPORT, expert_load_NLE=load_NLE[1:]))
+    with pytest.raises(InvalidInput, match="expert_load: expected at most 4 micro-batches, got 5"):
+        client.report_execution(job_id, dataclasses.replace(REPORT, expert_load_NLE=load_NLE))
 
 
 def test_S7_more_cells_than_a_step_may_have_are_refused(client: PlannerClient, job_id: str) -> None:

@@ -8,9 +8,10 @@ import pytest
 from redis import Redis
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, count, eventually, report_sequences, routed_experts
+from harness.step_samples import execution_report
 from relibra.errors import Conflict, InvalidInput, LimitExceeded, NotFound, NotReady, UnknownJob
 from relibra.planning import Schedule, StepPlan, check_step_plan
-from relibra.planning.plan import Basis
+from relibra.planning.plan import Level
 from relibra.rollout import RolloutReporter
 from relibra.store import Refused, Store
 from relibra.store.keys import AttemptKeys
@@ -147,15 +148,6 @@ def test_S7_ranks_groups_and_micro_batches_that_cannot_be_are_refused(
     getattr(message, field).CopyFrom(array.encode(values))
     with pytest.raises(InvalidInput, match=fault):
         submit_raw(shared_planner.address, job_id, client.join_attempt(job_id), message)
-    assert_nothing_was_kept(client, job_id)
-
-
-@pytest.mark.parametrize("name", ["", "x" * 201])
-def test_S7_names_that_no_report_can_have_are_refused_in_a_forecast_schedule(
-    client: PlannerClient, job_id: str, name: str
-) -> None:
-    with pytest.raises(InvalidInput, match="sequence_id: expected 1 to 200 bytes"):
-        client.submit_schedule(job_id, 1, ["seq", name], Schedule.round_robin(2, 1, CLUSTER), Basis.PREVIOUS_STEPS)
     assert_nothing_was_kept(client, job_id)
 
 
@@ -297,8 +289,42 @@ def test_S7_a_schedule_beyond_the_largest_message_comes_in_parts(client: Planner
     names = [f"{index:0100}" for index in range(15_000)]
     schedule = Schedule.round_robin(len(names), 2, CLUSTER)
     assert sum(map(len, names)) > MAX_PART_SIZE_BYTES
-    client.submit_schedule(job_id, 1, names, schedule, Basis.PREVIOUS_STEPS)
-    assert client.fetch_plan(job_id, 1, MODEL, wait_s=60).num_micro_batches == 2
+    with pytest.raises(NotFound, match="15000 of 15000 scheduled sequences were never reported"):
+        client.submit_schedule(job_id, 1, names, schedule)
     names = [f"{index:0180}" for index in range(100_000)]
     with pytest.raises(LimitExceeded, match="the message of SubmitSchedule may have 16777216 bytes, got"):
-        client.submit_schedule(job_id, 2, names, Schedule.round_robin(len(names), 2, CLUSTER), Basis.PREVIOUS_STEPS)
+        client.submit_schedule(job_id, 2, names, Schedule.round_robin(len(names), 2, CLUSTER))
+
+
+def test_a_step_of_which_the_sequences_are_known_is_planned_and_planned_again_with_its_micro_batches(
+    client: PlannerClient, job_id: str, ids: list[str]
+) -> None:
+    client.submit_schedule(job_id, 1, ids)
+    first = client.fetch_plan(job_id, 1, MODEL, wait_s=60)
+    assert first is not None
+    assert (first.level, first.num_micro_batches) == (Level.STEP, 1)
+    client.submit_schedule(job_id, 1, ids, SCHEDULE)
+    second = client.fetch_plan(job_id, 1, MODEL, wait_s=60)
+    assert second is not None
+    assert second.level is Level.MICRO_BATCHES
+    assert second.id > first.id
+
+
+def test_a_step_that_nobody_scheduled_gets_the_newest_plan_from_history_and_nobody_waits_for_it(
+    client: PlannerClient, shared_planner: Service, job_id: str
+) -> None:
+    client.register_job(job_id, MODEL, CLUSTER, PARAMS)
+    assert client.fetch_plan(job_id, 1, MODEL, wait_s=60) is None
+    rng = np.random.default_rng(0)
+    load_NLE = rng.integers(1, 200, (4, MODEL.num_layers, MODEL.num_experts), dtype=np.uint8)
+    for rank in range(CLUSTER.num_ranks):
+        is_mine_E = np.arange(MODEL.num_experts) // (MODEL.num_experts // CLUSTER.num_ranks) == rank
+        client.report_execution(job_id, execution_report(rank, step=1, expert_load_NLE=load_NLE * is_mine_E))
+    plan = eventually(lambda: client.fetch_plan(job_id, 2, MODEL))
+    assert (plan.step, plan.level) == (2, Level.HISTORY)
+    assert client.fetch_plan(job_id, 7, MODEL, wait_s=60).id == plan.id
+    ids = report_sequences(shared_planner.address, job_id, 7)
+    with pytest.raises(NotReady, match="waiting for its schedule"):
+        client.fetch_plan(job_id, 7, MODEL)
+    client.submit_schedule(job_id, 7, ids, SCHEDULE)
+    assert client.fetch_plan(job_id, 7, MODEL, wait_s=60).level is Level.MICRO_BATCHES

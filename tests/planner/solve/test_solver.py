@@ -20,9 +20,8 @@ from relibra.planner.solve import solver, solving
 from relibra.planner.solve.packing import PackTask
 from relibra.planner.solve.solver import SolverPool
 from relibra.planning import Model, PlanParams, Schedule
-from relibra.planning.plan import Basis
 from relibra.planning.schedule import PackingRules
-from relibra.store import EncodedPlan, Store
+from relibra.store import EncodedPlan, SequenceCounts, Store
 
 MEMORY_BYTES = 1 << 30
 
@@ -129,12 +128,14 @@ def test_a_worker_that_is_killed_while_it_packs_is_replaced_and_packs_again(
 def test_S7_a_solve_that_needs_more_memory_than_it_may_take_fails_and_leaves_a_fresh_worker(
     store: Store, run: Loop, redis_url: str
 ) -> None:
-    large = run(store.register_job("large", Model(num_layers=8, num_experts=1024, top_k=1), CLUSTER, PlanParams()))
-    schedule = Schedule.round_robin(8192, 1, CLUSTER)
-    # One row per sequence, so that no two sequences share their expected counts: 8192 x 8 x 1024 x 4 bytes.
-    schedule = replace(schedule, micro_batch_S=np.arange(8192, dtype=np.int32))
-    ids = [str(index) for index in range(8192)]
-    run(store.put_schedule(large, 1, ids, schedule, basis=Basis.PREVIOUS_STEPS))
+    large = run(store.register_job("large", Model(num_layers=1, num_experts=1 << 14, top_k=1), CLUSTER, PlanParams()))
+    # A row for every sequence: loads of 512 x 2**14 x 8 bytes.
+    schedule = replace(Schedule.round_robin(512, 1, CLUSTER), micro_batch_S=np.arange(512, dtype=np.int32))
+    ids = [str(index) for index in range(512)]
+    counts_LE = np.ones((1, 1 << 14), dtype=np.uint8)
+    of_large = {"job_id": "large", "epoch": large.epoch, "step": 1, "counts_LE": counts_LE}
+    run(store.put_counts([SequenceCounts(sequence_id=name, **of_large) for name in ids]))
+    run(store.put_schedule(large, 1, ids, schedule))
     small = run(store.register_job("job", MODEL, CLUSTER, PARAMS))
     report_all(store, run)
     run(store.put_schedule(small, 1, IDS, SCHEDULE))

@@ -7,7 +7,7 @@ from relibra.evaluation import model_of
 from relibra.planning import Cluster, Schedule, StepLoad, check_plan, imbalance
 from relibra.planning.expected.loads import micro_batches_of, seen_load
 from relibra.planning.expected.realised import realised_loads
-from relibra.planning.plan import Basis
+from relibra.planning.plan import Level
 from relibra.planning.solve import solve
 from relibra.routing import count_sequences, read_trace
 
@@ -32,6 +32,6 @@ def test_a_step_is_nearly_even_though_nobody_knew_its_routing(traces_dir, name, 
     schedule = Schedule.round_robin(per_step, 4, cluster)
     seen = seen_load(micro_batches_of(counts_SLE[: 4 * per_step], schedule.row_S), cluster)
     load = StepLoad.of(counts_SLE[4 * per_step : 5 * per_step], schedule, cluster)
-    plan = solve(load, schedule, model_of(trace), cluster, basis=Basis.PREVIOUS_STEPS, seen=seen)
+    plan = solve(load, schedule, model_of(trace), cluster, level=Level.HISTORY, seen=seen)
     check_plan(plan, load.load_MLE)
     assert imbalance(realised_loads(plan, load)) < most

@@ -132,14 +132,15 @@ class Agent(WeightAccess):
         self._plans.rollback(step)
         self._last_step = None
 
-    def begin_step(self, step: int, phase: Phase) -> StepOutcome:
+    def begin_step(self, step: int, phase: Phase, *, plan_timeout_s: float | None = None) -> StepOutcome:
         """Collective over all ranks: begin a phase of `step`. Call it between an optimizer step and the next forward.
 
-        In the first phase of a step, the agent waits for the plan (at most `plan_timeout_s`), agrees on it with all
-        ranks, and moves experts to their new homes. A later phase of the same step executes the agreed plan. If the
-        ranks do not all hold the same plan, the step keeps the last one; the outcome says why.
-        If another step is still open, it ends first. A step that is not above the one before repeats it: see
-        `rollback`.
+        In the first phase of a step, the agent waits for the plan (at most `plan_timeout_s`, by default that of its
+        settings), agrees on it with all ranks, and moves experts to their new homes. Nobody waits for the plan of a
+        step that was not submitted: the newest plan from history is there, or the step keeps the last plan. A later
+        phase of the same step executes the agreed plan. If the ranks do not all hold the same plan, the step keeps the
+        last one; the outcome says why. If another step is still open, it ends first. A step that is not above the one
+        before repeats it: see `rollback`.
 
         No optimizer may step in phase RECOMPUTE. With `host_copy`, this phase begins with a copy of the weights to host
         memory, and the call returns when all ranks of the node have made it.
@@ -165,7 +166,8 @@ class Agent(WeightAccess):
         self._check_weights(check_present, f"before phase {phase} of step {step}", self._phases.take_refusal())
         if is_first:
             self._last_step = step
-            self._outcome = self._opener.open(step)
+            timeout_s = self._config.plan_timeout_s if plan_timeout_s is None else plan_timeout_s
+            self._outcome = self._opener.open(step, timeout_s)
             self._guard.is_armed |= self._outcome.applied is not None
             self._guard.note_begun(has_moved=self._outcome.num_moved_experts > 0)
         if phase is Phase.UPDATE and not self._guard.sees_optimizer:

@@ -70,7 +70,7 @@ class Phases:
                 phase,
                 outcome,
                 is_first=not self._records,
-                realised=RealisedLoad(cells.num_micro_batches, self._model.num_layers),
+                realised=RealisedLoad(cells.num_micro_batches, self._model.num_layers, self._model.num_experts),
                 transport=self._transport,
             )
         )
@@ -91,14 +91,16 @@ class Phases:
             if refusal is not None:
                 self._refusal = self._refusal or refusal
                 log.error("step %d, phase %s: %s", record.outcome.step, record.phase, refusal)
-            record.add_up(self._groups.pipeline, self._groups.everyone)
-            if self._groups.stage_index == 0:
-                seat = self._groups.seat
+            report = record.report(
+                self._groups.pipeline,
+                self._groups.everyone,
+                ep_group=self._groups.seat.ep_group,
+                ep_rank=self._groups.seat.ep_rank,
                 # Stages of the topology are pipeline stages, once for each part of the experts.
-                num_processes = len(self._groups.topology.stages)
-                self._plans.report(
-                    record.report(ep_group=seat.ep_group, ep_rank=seat.ep_rank, num_processes=num_processes)
-                )
+                num_processes=len(self._groups.topology.stages),
+            )
+            if self._groups.stage_index == 0:
+                self._plans.report(report)
         self._records = []
 
     def drop(self) -> None:

@@ -17,6 +17,10 @@ from relibra.agent.plans.plan_source import PlanAnswer, PlanSource
 from relibra.agent.plans.trouble import Trouble
 from relibra.errors import InvalidPlan, RelibraError
 from relibra.planning import Cause, StepPlan, check_step_plan
+from relibra.planning.plan import Level
+
+_LOG_LEVELS: dict[tuple[Cause, ...], int] = {(Cause.UNDONE,): logging.ERROR, (Cause.UNSCHEDULED,): logging.INFO}
+"""How loud the log is about a step without a plan, by its causes."""
 
 
 class StepOpener:
@@ -52,10 +56,10 @@ class StepOpener:
         self._homes.check_at_home()
         return self._cells
 
-    def open(self, step: int) -> StepOutcome:
+    def open(self, step: int, timeout_s: float) -> StepOutcome:
         """Collective over all ranks: wait for the plan of `step`, agree on it, and move experts to their new homes."""
         began = time.monotonic()
-        answer = self._plans.wait(step, self._config.plan_timeout_s)
+        answer = self._plans.wait(step, timeout_s)
         plan = answer.plan
         plan_wait_s = time.monotonic() - began
         offer, why = self._offer(step, answer)
@@ -112,7 +116,7 @@ class StepOpener:
             step,
             keeps,
             reason,
-            level=logging.ERROR if Cause.UNDONE in causes else logging.WARNING,
+            level=_LOG_LEVELS.get(causes, logging.WARNING),
         )
         self._cells = self._cells_of(self._last)
         return StepOutcome(
@@ -130,17 +134,18 @@ class StepOpener:
         """Return the offer of this rank to the agreement, and why it does not offer the plan it was given."""
         plan, why, lack = answer
         if plan is None:
-            return Offer(step=step, plan_id=None, lack=lack), why
+            return Offer(step=step, plan_id=None, lack=lack, is_scheduled=lack is not Cause.UNSCHEDULED), why
         if plan.id.epoch < self._accepted_epoch:
             why = f"plan {plan.id} has an older epoch than {self._accepted_epoch:016x}, which was applied before"
             return Offer(step=step, plan_id=None, lack=Cause.STALE), why
         try:
-            if plan.step != step:
+            if plan.step != step and not (plan.level is Level.HISTORY and plan.step < step):
                 raise InvalidPlan.of("plan.step", expected=str(step), got=plan.step)
             check_step_plan(plan, self._config.model, self._config.cluster)
         except InvalidPlan as error:
             return Offer(step=step, plan_id=None, lack=Cause.INVALID), str(error)
-        return Offer(step=step, plan_id=plan.id, digest=plan.digest), why
+        is_scheduled = plan.level is not Level.HISTORY
+        return Offer(step=step, plan_id=plan.id, digest=plan.digest, is_scheduled=is_scheduled), why
 
     def _move_to(self, target: Placement) -> tuple[int, str | None]:
         sent_bytes, failure = self._homes.move_to(target)

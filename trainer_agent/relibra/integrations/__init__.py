@@ -7,6 +7,6 @@
 A module imports its framework only when the framework calls it, or when nothing but the framework imports the module.
 """
 
-from relibra.steps import RankBatch, RankSchedule, TrainerLayout, report_rank, submit_forecast, submit_step
+from relibra.steps import RankBatch, RankSchedule, report_rank, submit_step
 
-__all__ = ["RankBatch", "RankSchedule", "TrainerLayout", "report_rank", "submit_forecast", "submit_step"]
+__all__ = ["RankBatch", "RankSchedule", "report_rank", "submit_step"]

@@ -1,7 +1,7 @@
 """A job with an agent inside, put together from what megatron itself knows: layout, machines, sizes of experts."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +19,7 @@ from relibra.plugins.planned_passes import PlannedPasses
 from relibra.plugins.settings import PluginSettings
 from relibra.plugins.slots import least_free_bytes, slots_that_fit
 from relibra.routing import ModelLayers
-from relibra.routing.token_layout import ParallelLayout
-from relibra.steps import TrainerLayout
+from relibra.steps.parallel_layout import ParallelLayout
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +27,6 @@ log = logging.getLogger(__name__)
 def attach_job(
     settings: PluginSettings,
     layers: ModelLayers,
-    trainer_layout: Callable[[ParallelLayout], TrainerLayout],
     chunks: nn.Module | Sequence[nn.Module],
     optimizer: Any,
     *,
@@ -43,7 +41,6 @@ def attach_job(
     Args:
         settings: the settings of the plug-in.
         layers: the layers of the model.
-        trainer_layout: returns how the framework assigns tokens to the ranks of a pipeline stage.
         chunks: the built model.
         optimizer: its optimizer.
         unplanned: the other models of the job, such as "the critic", whose passes have no plan; the log names them.
@@ -59,13 +56,6 @@ def attach_job(
     from megatron.core.utils import get_model_config
 
     settings = embedded.resolve_planner(settings)
-    ranks = ParallelLayout(
-        data=parallel_state.get_data_parallel_world_size(),
-        context=parallel_state.get_context_parallel_world_size(),
-        tensor=parallel_state.get_tensor_model_parallel_world_size(),
-        expert=parallel_state.get_expert_model_parallel_world_size(),
-        expert_tensor=parallel_state.get_expert_tensor_parallel_world_size(),
-    )
     cluster = cluster_of(
         gather_hosts(dist.get_process_group_ranks(parallel_state.get_expert_model_parallel_group())),
         num_ep_groups=parallel_state.get_expert_data_parallel_world_size(),
@@ -82,20 +72,6 @@ def attach_job(
         config = get_model_config(chunks[0])
         params = price_dispatch(model, config.hidden_size, config.moe_token_dispatcher_type)
     attempt = shared_attempt()
-    planned = PlannedPasses(
-        settings,
-        model,
-        cluster,
-        trainer_layout(ranks),
-        data_rank=parallel_state.get_data_parallel_rank(),
-        is_reporting=not (
-            parallel_state.get_tensor_model_parallel_rank()
-            or parallel_state.get_context_parallel_rank()
-            or parallel_state.get_pipeline_model_parallel_rank()
-        ),
-        attempt=attempt,
-        params=params,
-    )
     agent_config = AgentConfig(
         planner_address=settings.planner,
         job_id=settings.job,
@@ -105,6 +81,20 @@ def attach_job(
         attempt=attempt,
     )
     agent = attach(chunks, optimizer, agent_config)
+    planned = PlannedPasses(
+        settings,
+        model,
+        cluster,
+        ep_group=agent.ep_group,
+        ep_rank=agent.ep_rank,
+        is_reporting=not (
+            parallel_state.get_tensor_model_parallel_rank()
+            or parallel_state.get_context_parallel_rank()
+            or parallel_state.get_pipeline_model_parallel_rank()
+        ),
+        attempt=attempt,
+        params=params,
+    )
     planned.register()
     if dist.get_rank() == 0:
         log.warning(
@@ -128,3 +118,16 @@ def attach_job(
                 settings.job,
             )
     return BalancedPasses(agent, planned, layers, next_index=next_index)
+
+
+def parallel_layout() -> ParallelLayout:
+    """Return the ranks of a pipeline stage, for drivers that deal sequences to them."""
+    from megatron.core import parallel_state
+
+    return ParallelLayout(
+        data=parallel_state.get_data_parallel_world_size(),
+        context=parallel_state.get_context_parallel_world_size(),
+        tensor=parallel_state.get_tensor_model_parallel_world_size(),
+        expert=parallel_state.get_expert_model_parallel_world_size(),
+        expert_tensor=parallel_state.get_expert_tensor_parallel_world_size(),
+    )

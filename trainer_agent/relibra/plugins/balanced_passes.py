@@ -4,14 +4,14 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from relibra.agent import Agent, Phase
 from relibra.plugins.logical_export import Renamed, exporting, logical_export
 from relibra.plugins.planned_passes import PlannedPasses
 from relibra.routing import ModelLayers
 from relibra.steps import RankBatch
+
+_HISTORY_TIMEOUT_S = 1.0
+"""How long a pass waits for the answer of the planner, whose newest plan from history is there or not."""
 
 
 class BalancedPasses:
@@ -38,7 +38,8 @@ class BalancedPasses:
         self.agent, self._planned, self._layers = agent, planned, layers
         self.next_index = next_index
         """The number of the next pass."""
-        self._is_planned = False
+        self._runs = False
+        """Whether micro-batches belong to the last pass."""
         self._key: Hashable = None
 
     @property
@@ -60,62 +61,50 @@ class BalancedPasses:
             self.planned.close()
             self.agent = None
 
-    def begin(self, phase: Phase, batch: Callable[[], RankBatch], key: Hashable = None) -> bool:
-        """Collective over all ranks: let a pass be planned and begin it; return whether it runs under a plan.
+    def begin(self, phase: Phase, batch: Callable[[], RankBatch] | None = None, key: Hashable = None) -> None:
+        """Collective over all ranks: begin a pass, which is planned from all that is known of it.
 
         Args:
             phase: what the pass is for.
-            batch: makes the batch of this data-parallel rank. Only reporting ranks call it.
+            batch: makes the batch of this data-parallel rank, if its routing is known. Only reporting ranks call it.
+                Without a batch, and where it raises or the planner does not take it, the pass is planned from history.
             key: names the micro-batches of the pass. If the pass before had an equal key, both are phases of one step.
         """
+        assert self.agent is not None
+        timeout_s = None
         if key is None or key != self._key:
             self.next_index += 1
-            is_submitted = self.planned.plan(self.next_index - 1, batch)
+            is_submitted = batch is not None and self.planned.submit(self._index, batch)
             self._key = key if is_submitted else None
-        else:
-            is_submitted = True
-        return self._begin(phase, is_submitted=is_submitted)
+            if not is_submitted:
+                timeout_s = _HISTORY_TIMEOUT_S if self.planned.has_planner() else 0.0
+        self._runs = True
+        self.agent.begin_step(self._index, phase, plan_timeout_s=timeout_s)
 
-    def begin_forecast(self, phase: Phase, num_micro_batches: int) -> bool:
-        """Collective over all ranks: begin a pass whose routing nobody knows yet; return whether it has a plan.
-
-        Args:
-            phase: what the pass is for.
-            num_micro_batches: the micro-batches of each EP group.
-        """
-        self.next_index += 1
-        return self._begin(phase, is_submitted=self.planned.forecast(self.next_index - 1, num_micro_batches))
-
-    def begin_unplanned(self) -> None:
-        """Collective over all ranks: begin a pass that is not planned; the pass before has ended."""
-        self._begin(Phase.UPDATE, is_submitted=False)
-
-    def _begin(self, phase: Phase, *, is_submitted: bool) -> bool:
+    def begin_in_place(self) -> None:
+        """Collective over all ranks: begin a pass in which no expert may move; the pass before has ended."""
         assert self.agent is not None
-        self._is_planned = is_submitted
-        if is_submitted:
-            self.agent.begin_step(self.next_index - 1, phase)
-        else:
-            self.agent.end_step()
-        return is_submitted
+        self._runs = False
+        self.agent.end_step()
+
+    @property
+    def _index(self) -> int:
+        """The number of the last pass."""
+        return self.next_index - 1
 
     def pause(self) -> None:
         """Run the micro-batches that follow without the plan of the last pass, whose step stays open."""
-        self._is_planned = False
+        self._runs = False
 
     def end(self) -> None:
         """Collective over all ranks: end the last pass, after the optimizer stepped."""
-        self._is_planned, self._key = False, None
+        self._runs, self._key = False, None
         if self.agent is not None:
             self.agent.end_step()
 
-    def note_routed(self, counts_LE: NDArray[np.uint32]) -> None:
-        """Report how this rank routed the tokens of the last pass, for the forecasts of later passes."""
-        self.planned.note_routed(self.next_index - 1, counts_LE)
-
     def forward_step(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that runs a micro-batch of the last pass; under a plan, it tells the agent which one."""
-        return self.agent.forward_step(run) if self.agent is not None and self._is_planned else run
+        """Return a function that runs a micro-batch of the last pass, and tells the agent which one."""
+        return self.agent.forward_step(run) if self.agent is not None and self._runs else run
 
     @contextmanager
     def in_schedules_of(self, module: Any) -> Iterator[None]:

@@ -6,16 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-import numpy as np
 import torch.distributed as dist
-from numpy.typing import NDArray
 
 from relibra.agent.plans.trouble import Trouble
 from relibra.errors import RelibraError, StaleEpoch, UnknownJob
 from relibra.planning import Cluster, Model, PlanParams
 from relibra.plugins.settings import PluginSettings
 from relibra.rollout import RolloutReporter
-from relibra.steps import RankBatch, RankSchedule, TrainerLayout, report_rank, submit_forecast, submit_step
+from relibra.steps import RankBatch, RankSchedule, report_rank, submit_step
 from relibra.wire.client import PlannerClient
 
 _AGAIN_S = 60.0
@@ -36,13 +34,15 @@ class _Told:
     """What a rank tells the others about a pass."""
 
     answer: _Answer = _Answer.TAKEN
+    is_reporting: bool = False
     schedule: RankSchedule | None = None
 
 
 class PlannedPasses:
-    """Registers the job and has its passes planned. All ranks make its calls together.
+    """Registers the job and submits its passes. All ranks make its calls together.
 
-    If the planner is away or refuses, the pass has no plan, training goes on, and the log says so once. If the planner
+    If the planner is away or refuses, the pass is planned from history or not at all, training goes on, and the log
+    says so once. If the planner
     is away or has lost the job, rank 0 registers the job again, at most once a minute. The log says when planning works
     again.
 
@@ -50,8 +50,8 @@ class PlannedPasses:
         settings: the settings of the plug-in.
         model: the model to register.
         cluster: the cluster to register.
-        trainer: how the framework assigns tokens to ranks.
-        data_rank: the data-parallel rank of this rank.
+        ep_group: the EP group of this rank.
+        ep_rank: its rank in this group.
         is_reporting: whether this rank reports for its data-parallel rank.
         attempt: a text that all ranks of this launch share, and no other launch.
         params: how to plan; by default as the planner does.
@@ -62,26 +62,19 @@ class PlannedPasses:
         settings: PluginSettings,
         model: Model,
         cluster: Cluster,
-        trainer: TrainerLayout,
         *,
-        data_rank: int,
+        ep_group: int,
+        ep_rank: int,
         is_reporting: bool,
         attempt: str,
         params: PlanParams | None = None,
     ) -> None:
-        self.settings, self._model, self.cluster, self.trainer, self.attempt = (
-            settings,
-            model,
-            cluster,
-            trainer,
-            attempt,
-        )
-        self._params, self._data_rank, self.is_reporting = params, data_rank, is_reporting
+        self.settings, self._model, self.cluster, self.attempt = settings, model, cluster, attempt
+        self._params, self._seat, self.is_reporting = params, (ep_group, ep_rank), is_reporting
         self._is_first = dist.get_rank() == 0
         self._planner = PlannerClient(settings.planner, timeout_s=_CALL_TIMEOUT_S, attempt=attempt)
         self._reporter = RolloutReporter(settings.planner, settings.job, num_experts=model.num_experts, attempt=attempt)
-        self._unplanned = Trouble("relibra: passes are planned again, after %d without a plan")
-        self._unreported = Trouble("relibra: the routing of passes is reported again, after %d that was not")
+        self._unplanned = Trouble("relibra: passes are submitted again, after %d that were not")
         self.is_registered = False
         self._asked_s = 0.0
 
@@ -90,60 +83,32 @@ class PlannedPasses:
         self._ask()
         self._share()
 
-    def plan(self, pass_index: int, batch: Callable[[], RankBatch]) -> bool:
-        """Collective over all ranks: report the batch of a pass and submit it; return whether its plan follows.
+    def submit(self, pass_index: int, batch: Callable[[], RankBatch]) -> bool:
+        """Collective over all ranks: report the batch of a pass and submit it; return whether the planner took it.
 
         Args:
             pass_index: the number of the pass, which is its step at the planner.
-            batch: makes the batch of this data-parallel rank. Only reporting ranks call it. If it raises, the pass has
-                no plan.
+            batch: makes the batch of this data-parallel rank. Only reporting ranks call it. If it raises, the pass is
+                not submitted.
         """
-        if not self._has_planner():
+        if not self.has_planner():
             return False
         told = self._reported(pass_index, batch) if self.is_reporting else _Told()
         everyone = [told] * dist.get_world_size()
         dist.all_gather_object(everyone, told)
         self._note({told.answer for told in everyone})
         schedules = [told.schedule for told in everyone if told.schedule is not None]
-        if len(schedules) < self.trainer.ranks.data:
+        if len(schedules) < sum(told.is_reporting for told in everyone):
             return False
         return self._submitted(pass_index, lambda: submit_step(self._planner, self.settings.job, pass_index, schedules))
 
-    def forecast(self, pass_index: int, num_micro_batches: int) -> bool:
-        """Collective over all ranks: let a pass be planned whose routing nobody knows yet.
-
-        Args:
-            pass_index: the number of the pass, which is its step at the planner.
-            num_micro_batches: the micro-batches of each EP group.
-
-        Returns:
-            Whether the plan of the pass follows.
-        """
-        if not self._has_planner():
-            return False
-        job = self.settings.job
-        return self._submitted(
-            pass_index, lambda: submit_forecast(self._planner, job, pass_index, num_micro_batches, self.cluster)
-        )
-
-    def note_routed(self, pass_index: int, counts_LE: NDArray[np.uint32]) -> None:
-        """Report how this rank routed the tokens of a pass, for the forecasts of later passes.
-
-        Args:
-            pass_index: the number of the pass.
-            counts_LE: the tokens of every layer and expert.
-        """
-        if not self.is_registered or not counts_LE.any():
-            return
-        num_rows = int(counts_LE.sum(axis=1).max()) // self._model.top_k
-        try:
-            self._reporter.report_counts(pass_index, f"rank-{dist.get_rank()}", counts_LE, num_rows)
-        except RelibraError as error:
-            self._unreported.met(
-                type(error).__name__, "relibra: no forecast knows the routing of pass %d: %s", pass_index, error
-            )
-        else:
-            self._unreported.over()
+    def has_planner(self) -> bool:
+        """Collective over all ranks: return whether the job is registered, and register it again when that is due."""
+        if not self.is_registered:
+            if time.monotonic() - self._asked_s >= _AGAIN_S:
+                self._ask()
+            self._share()
+        return self.is_registered
 
     def close(self) -> None:
         """End the calls to the planner, for example because the engine builds another model."""
@@ -159,20 +124,18 @@ class PlannedPasses:
                     self._reporter,
                     pass_index,
                     batch(),
-                    self._data_rank,
-                    self.trainer,
+                    f"rank-{dist.get_rank()}",
+                    ep_group=self._seat[0],
+                    ep_rank=self._seat[1],
                     timeout_s=self.settings.plan_timeout_s,
                 )
             )
 
         answer = self._call(pass_index, report)
-        return _Told(answer=answer, schedule=schedules[0] if schedules else None)
+        return _Told(answer=answer, is_reporting=True, schedule=schedules[0] if schedules else None)
 
     def _submitted(self, pass_index: int, submit: Callable[[], None]) -> bool:
-        """Collective over all ranks: submit a pass on rank 0; return whether the planner took it.
-
-        All ranks hear of a refusal, and so do not wait for a plan that nobody makes.
-        """
+        """Collective over all ranks: submit a pass on rank 0; return whether the planner took it."""
         told = [self._call(pass_index, submit) if self._is_first else _Answer.TAKEN]
         dist.broadcast_object_list(told, src=0)
         self._note(set(told))
@@ -183,7 +146,7 @@ class PlannedPasses:
 
     def _call(self, pass_index: int, call: Callable[[], None]) -> _Answer:
         """Make a call to the planner; an error costs balance only."""
-        message = "relibra: pass %d trains without a plan: %s"
+        message = "relibra: the planner does not know the micro-batches of pass %d: %s"
         try:
             call()
         except RelibraError as error:
@@ -218,14 +181,6 @@ class PlannedPasses:
             )
         else:
             self.is_registered = True
-
-    def _has_planner(self) -> bool:
-        """Collective over all ranks: return whether the job is registered, and register it again when that is due."""
-        if not self.is_registered:
-            if time.monotonic() - self._asked_s >= _AGAIN_S:
-                self._ask()
-            self._share()
-        return self.is_registered
 
     def _share(self) -> None:
         told = [self.is_registered]

@@ -15,7 +15,6 @@ from relibra.planner.limits.refusals import Refusals
 from relibra.planner.limits.solve_size import pack_size_bytes, solve_size_bytes
 from relibra.planner.settings import PlannerSettings
 from relibra.planning import Cluster, Model, PlanParams
-from relibra.planning.plan import Basis
 from relibra.store import ALL_JOBS, StoreLimits
 from relibra.store.keys import MAX_STEP
 from relibra.wire.channel import MAX_PART_SIZE_BYTES
@@ -243,7 +242,6 @@ class Admission:
         model: Model,
         cluster: Cluster,
         params: PlanParams,
-        basis: Basis,
     ) -> None:
         """Refuse a schedule whose solve needs more memory than a solver has, before anything of that size exists.
 
@@ -251,7 +249,7 @@ class Admission:
             LimitExceeded: names the limit.
         """
         num_rows, limit = cluster.num_ep_groups * num_micro_batches, self._settings.solver_memory_bytes
-        size_bytes = solve_size_bytes(num_sequences, num_rows, model, cluster, params, basis)
+        size_bytes = solve_size_bytes(num_sequences, num_rows, model, cluster, params)
         if size_bytes > limit:
             raise LimitExceeded(
                 f"schedule: expected a solve of at most {limit} bytes (solver_memory_bytes), got {size_bytes}: "

@@ -7,7 +7,6 @@ M rows, L layers, E experts, R EP ranks, S sequences.
 """
 
 from relibra.planning import Cluster, Model, PlanParams
-from relibra.planning.plan import Basis
 from relibra.planning.traffic_size import dispatch_costs_time, traffic_size_bytes
 
 _COUNT_SIZE_BYTES = 1
@@ -25,22 +24,18 @@ def pack_size_bytes(num_sequences: int, num_rows: int, model: Model, cluster: Cl
     They are those of a solve, and for each sequence its load of every group of ranks, `[L, P]`, and its mixed loads. A
     rank is counted as a group.
     """
-    solve_bytes = solve_size_bytes(num_sequences, num_rows, model, cluster, params, Basis.ROLLOUT)
+    solve_bytes = solve_size_bytes(num_sequences, num_rows, model, cluster, params)
     groups_size_bytes = model.num_layers * cluster.num_ranks * _LOAD_SIZE_BYTES
     return solve_bytes + num_sequences * (groups_size_bytes + _MIXED_SIZE_BYTES) + 3 * num_rows * groups_size_bytes
 
 
-def solve_size_bytes(
-    num_sequences: int, num_rows: int, model: Model, cluster: Cluster, params: PlanParams, basis: Basis
-) -> int:
+def solve_size_bytes(num_sequences: int, num_rows: int, model: Model, cluster: Cluster, params: PlanParams) -> int:
     """Return the size of the arrays that a solve needs in any case; a solve of many replicas takes more.
 
-    The arrays are counts `[S, L, E]` and loads `[M, L, E]`. If the counts are expected, one entry stands for all
-    sequences of a row and source rank. Where dispatch costs time, the sums of `planning.traffic` come on top.
+    The arrays are counts `[S, L, E]` and loads `[M, L, E]`. Where dispatch costs time, the sums of `planning.traffic`
+    come on top.
     """
     cells_size_bytes = num_rows * model.num_layers * _LOAD_SIZE_BYTES
-    if basis is Basis.PREVIOUS_STEPS:
-        num_sequences = min(num_sequences, num_rows * cluster.num_ranks)
     counts_size_bytes = num_sequences * model.num_layers * model.num_experts * _COUNT_SIZE_BYTES
     size_bytes = counts_size_bytes + cells_size_bytes * model.num_experts
     if dispatch_costs_time(cluster, params.counting_copies(model, cluster)):

@@ -19,13 +19,12 @@ from relibra.planner.serve.pack_calls import check_schedule, pack_task
 from relibra.planner.serve.plan_cache import PlanCache
 from relibra.planner.serve.step_watch import LOOK_INTERVAL_S, StepWatch
 from relibra.planning import Schedule
-from relibra.planning.plan import Basis
+from relibra.planning.plan import Level
 from relibra.store import DamagedPlan, JobRecord, PlanRecord, Refused, StepRecord, StepState, Store
 from relibra.v1 import plan_pb2, plan_pb2_grpc
 from relibra.wire.job_id import check_job_id
-from relibra.wire.messages import decode_basis, decode_schedule, encode_plan_id
+from relibra.wire.messages import decode_schedule, decode_sequences, encode_plan_id, has_micro_batches
 from relibra.wire.packing import encode_packed
-from relibra.wire.routing import check_name
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +55,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
     async def SubmitSchedule(
         self, request: plan_pb2.SubmitScheduleRequest, context: Any
     ) -> plan_pb2.SubmitScheduleResponse:
-        """Keep the schedule of a step. Its sequences must have been reported unless the plan is made without them."""
+        """Keep the schedule of a step, whose sequences must have been reported."""
         job = await self._attempts.job(check_job_id(request.job_id), request.epoch)
         step = self._admission.check_step(request.step)
         try:
@@ -71,26 +70,21 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
 
     async def _keep_schedule(self, job: JobRecord, step: int, request: plan_pb2.SubmitScheduleRequest) -> None:
         self._admission.check_num_sequences(len(request.schedule.sequence_ids))
-        basis = decode_basis(request.basis)
         sequence_ids, schedule = await self._admission.large.work(
-            request.ByteSize(), lambda: self._decode_schedule(job, step, request.schedule, basis)
+            request.ByteSize(), lambda: self._decode_schedule(job, request.schedule)
         )
-        if basis is not Basis.PREVIOUS_STEPS:
-            await self._check_reported(job, step, sequence_ids)
+        await self._check_reported(job, step, sequence_ids)
         await self._store.put_schedule(
-            job, step, sequence_ids, schedule, self._admission.store_limits, basis, traceparent=_traceparent()
+            job, step, sequence_ids, schedule, self._admission.store_limits, traceparent=_traceparent()
         )
+        self._cache.forget(job.job_id)  # what this step had of a lower level is not its plan any more
 
-    def _decode_schedule(
-        self, job: JobRecord, step: int, message: plan_pb2.Schedule, basis: Basis
-    ) -> tuple[list[str], Schedule]:
+    def _decode_schedule(self, job: JobRecord, message: plan_pb2.Schedule) -> tuple[list[str], Schedule | None]:
         """Decode and check a schedule; this runs in a thread if the schedule is large."""
+        if not has_micro_batches(message):
+            return decode_sequences(message), None
         sequence_ids, schedule = decode_schedule(message, job.cluster)
-        check_schedule(self._admission, job, schedule, basis)
-        if basis is Basis.PREVIOUS_STEPS:
-            # The sequences may be reported later or never, so an id that no report could have must be refused here.
-            for sequence_id in sequence_ids:
-                check_name(step, sequence_id)
+        check_schedule(self._admission, job, schedule)
         return sequence_ids, schedule
 
     async def Pack(self, request: plan_pb2.PackRequest, context: Any) -> plan_pb2.PackResponse:
@@ -125,14 +119,17 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
             await self._store.note_packing(job, step, text, is_packed=is_packed)
 
     async def FetchPlan(self, request: plan_pb2.FetchPlanRequest, context: Any) -> plan_pb2.FetchPlanResponse:
-        """Return the plan of a step, as soon as it is published."""
+        """Return the plan of a step as soon as it is published; without a schedule, the newest one from history."""
         job_id, step = check_job_id(request.job_id), self._admission.check_step(request.step)
         epoch = check_epoch(request.epoch)
         plan = await self._cache.get(job_id, epoch, step)
         if plan is None:
             job = await self._attempts.job(job_id, epoch)
-            await self._wait_for_plan(job, step, min(request.wait_ms / 1000, MAX_FETCH_WAIT_S))
-            plan = await self._cache.get(job_id, epoch, step)
+            record = await self._wait_for_plan(job, step, min(request.wait_ms / 1000, MAX_FETCH_WAIT_S))
+            planned = step if record.plan is not None else await self._store.foreseen_before(job, step)
+            if planned is None:
+                return plan_pb2.FetchPlanResponse()
+            plan = await self._cache.get(job_id, epoch, planned)
         else:
             await self._attempts.see(job_id, epoch)
         if plan is None:
@@ -184,12 +181,14 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
                 f"{job.job_id!r}: {named}; report them and call again"
             )
 
-    async def _wait_for_plan(self, job: JobRecord, step: int, wait_s: float) -> None:
+    async def _wait_for_plan(self, job: JobRecord, step: int, wait_s: float) -> StepRecord:
+        """Return the state of a step that has its plan, or that nobody scheduled."""
         record = await self._steps.wait(job, step, wait_s)
-        if record.failure is not None and record.plan is None:
+        if record.failure is not None and record.plan is None and record.level is not Level.HISTORY:
             raise InvalidInput(f"step {step} cannot be planned: {record.failure}")
-        if record.plan is None:
+        if record.is_awaited:
             raise NotReady(f"step {step} has no plan yet: {_waiting_for(record, self._planning.obstacle)}")
+        return record
 
 
 def _traceparent() -> str:

@@ -7,7 +7,7 @@ from relibra.store import JobRecord, PackedPlan
 from relibra.store.array_codec import PackedArray
 from relibra.v1 import array_pb2, plan_pb2
 from relibra.wire import array
-from relibra.wire.messages import encode_basis, encode_plan_id
+from relibra.wire.messages import encode_level, encode_plan_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class ServedPlan:
             digest=record.digest,
             num_micro_batches=arrays["replica_count"].shape[0] // job.cluster.num_ep_groups,
             reason=record.reason,
-            basis=encode_basis(record.prediction.basis),
+            level=encode_level(record.prediction.level),
             home_rank=_message(arrays["home_rank"]),
             replica_count=_message(arrays["replica_count"]),
             replica_expert=_message(arrays["replica_expert"]),

@@ -33,7 +33,7 @@ class StepWatch:
         self._awaited: dict[tuple[str, int, int], _Awaited] = {}
 
     async def wait(self, job: JobRecord, step: int, wait_s: float) -> StepRecord:
-        """Return a step as soon as it has its plan or has failed, or as it is after `wait_s`.
+        """Return a step as soon as it has its plan, has failed, or needs no waiting; or as it is after `wait_s`.
 
         Raises:
             ShuttingDown: the planner is draining.
@@ -72,4 +72,4 @@ class StepWatch:
 
 
 def _is_decided(record: StepRecord) -> bool:
-    return record.plan is not None or record.failure is not None
+    return not record.is_awaited

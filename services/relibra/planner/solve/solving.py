@@ -24,23 +24,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra import service_log
-from relibra.errors import Corrupt, NotFound
+from relibra.errors import NotFound
 from relibra.planning import Cluster, CostModel, Model, PlanParams, Schedule, StepLoad, check_plan
-from relibra.planning.expected.loads import WINDOW, expected_step, seen_load
-from relibra.planning.plan import Basis
+from relibra.planning.expected.loads import WINDOW, mean_micro_batch, micro_batches_of, seen_load
+from relibra.planning.plan import Level
 from relibra.store import EncodedPlan, JobRecord, Store
 
 if TYPE_CHECKING:
     from relibra.planning.jit import MachineCode
 
-logger = logging.getLogger(__name__)
-
 _DEAR_DISPATCH = CostModel(token_size_bytes=1e6)
 """A cost model that makes the warm-up compile what counts dispatch, too."""
 
 _MAX_STACK_BYTES = 64 << 20
-_MOST_ROWS_SEEN = 8
-"""Micro-batches to which a forecast deals the sequences of an earlier step."""
+_NUM_MICRO_BATCHES = 4
+"""Micro-batches of each EP group to which a step is dealt of which only the sequences are known."""
 _SELF = Path("/proc/self/status")
 
 
@@ -80,8 +78,8 @@ def warm_up(memory_bytes: int | None = None, num_threads: int = 1) -> "MachineCo
     counts_SLE = np.arange(64, dtype=np.uint32).reshape(8, 1, 8)
     schedule = Schedule.round_robin(8, 2, cluster)
     load = StepLoad.of(counts_SLE, schedule, cluster)
-    for basis, cost in product(Basis, (None, _DEAR_DISPATCH)):
-        plan = solve(load, schedule, model, cluster, PlanParams(cost=cost), basis=basis, seen=load)
+    for level, cost in product(Level, (None, _DEAR_DISPATCH)):
+        plan = solve(load, schedule, model, cluster, PlanParams(cost=cost), level=level, seen=load)
         check_plan(plan, load.load_MLE)
         EncodedPlan.of(plan)
     length_S = counts_SLE.sum(axis=(1, 2), dtype=np.int64)
@@ -135,7 +133,7 @@ class _Step:
 
     job: JobRecord
     schedule: Schedule
-    basis: Basis
+    level: Level
     load: StepLoad
     seen: StepLoad | None
     previous_home_LE: NDArray[np.int32] | None
@@ -144,18 +142,23 @@ class _Step:
 async def _read(redis_url: str, job_id: str, step: int) -> _Step:
     async with Store.open(redis_url) as store:
         job = await store.get_job(job_id)
-        sequence_ids, schedule, basis = await store.get_schedule(job, step)
+        sequence_ids, schedule, level = await store.get_schedule(job, step)
+        counts_SLE = await store.get_counts(job, step, sequence_ids)
         seen = None
-        if basis is Basis.PREVIOUS_STEPS:
-            earlier = await earlier_loads(store, job, step, min(schedule.num_rows(job.cluster), _MOST_ROWS_SEEN))
-            totals = [load_MLE.sum(axis=0) for load_MLE in earlier]
-            load = expected_step(totals, schedule, job.model, job.cluster)
-            seen_NLE = np.concatenate(earlier) if earlier else load.load_MLE
-            seen = seen_load(seen_NLE[seen_NLE.any(axis=(1, 2))], job.cluster) if seen_NLE.any() else None
+        if schedule is not None:
+            load = StepLoad.of(counts_SLE, schedule, job.cluster)
         else:
-            load = StepLoad.of(await store.get_counts(job, step, sequence_ids), schedule, job.cluster)
+            if level is Level.HISTORY:
+                seen_NLE = await store.micro_batches_before(job, step, WINDOW)
+            else:
+                row_S = np.arange(len(counts_SLE)) % (_NUM_MICRO_BATCHES * job.cluster.num_ep_groups)
+                seen_NLE = micro_batches_of(counts_SLE, row_S)
+            if not len(seen_NLE):
+                raise NotFound(f"no routing is known from which step {step} could be planned")
+            load, schedule = mean_micro_batch(seen_NLE, job.cluster)
+            seen = seen_load(seen_NLE, job.cluster)
         previous_home_LE = await store.placement_before(job, step)
-    return _Step(job=job, schedule=schedule, basis=basis, load=load, seen=seen, previous_home_LE=previous_home_LE)
+    return _Step(job=job, schedule=schedule, level=level, load=load, seen=seen, previous_home_LE=previous_home_LE)
 
 
 def _solve(step: _Step, num_threads: int) -> EncodedPlan:
@@ -169,45 +172,8 @@ def _solve(step: _Step, num_threads: int) -> EncodedPlan:
         step.job.params,
         step.previous_home_LE,
         num_threads=num_threads,
-        basis=step.basis,
+        level=step.level,
         seen=step.seen,
     )
     check_plan(plan, step.load.load_MLE)
     return EncodedPlan.of(plan)
-
-
-async def _trained_on(store: Store, job: JobRecord, step: int) -> list[str] | None:
-    """Return the sequences that a step trained on; None for all that were reported.
-
-    A step that was planned from previous steps got its reports later, maybe under other names than in its schedule.
-    """
-    try:
-        sequence_ids, _, basis = await store.get_schedule(job, step)
-    except NotFound:
-        return None
-    return None if basis is Basis.PREVIOUS_STEPS else sequence_ids
-
-
-async def earlier_loads(store: Store, job: JobRecord, step: int, num_rows: int) -> list[NDArray[np.int64]]:
-    """Return loads of up to `WINDOW` steps before `step` that have sequences, oldest first.
-
-    The sequences of each step are dealt to `num_rows` micro-batches, which need not be those that it had: another deal
-    of the same sequences is as likely to come again. A damaged step is passed over, and the log says so: a forecast
-    needs none of them in particular.
-
-    Raises:
-        Corrupt: all of them are damaged.
-    """
-    loads: list[NDArray[np.int64]] = []
-    damaged: Corrupt | None = None
-    for earlier in await store.list_steps(job, before=step):
-        if earlier.num_sequences and len(loads) < WINDOW:
-            try:
-                trained_on = await _trained_on(store, job, earlier.step)
-                loads.append(await store.get_dealt(job, earlier.step, num_rows, trained_on))
-            except Corrupt as error:
-                logger.error("the forecast of step %d does without step %d: %s", step, earlier.step, error)
-                damaged = error
-    if damaged is not None and not loads:
-        raise damaged
-    return loads[::-1]

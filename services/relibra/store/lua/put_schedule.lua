@@ -1,8 +1,10 @@
--- Keep the schedule of a step once, and make the step pending in the same instant.
+-- Keep the schedule of a step, and make the step pending in the same instant. A schedule of a higher level replaces one
+-- of a lower level and its plan, whose version is never used again.
 --
--- KEYS  1 job   2 schedule   3 pending   4 steps   5 open   6 floor   7 traces   8 sizes
--- ARGV  1 epoch (hex)   2 basis   3 document (opaque)   4 step   5 now (Unix time)   6 limit on pending steps
---       7 trace context of the call, '' without one
+-- KEYS  1 job   2 schedule   3 pending   4 steps   5 open   6 floor   7 traces   8 sizes   9 plan   10 plans
+--       11 failure
+-- ARGV  1 epoch (hex)   2 level   3 document (opaque)   4 step   5 now (Unix time)   6 limit on pending steps
+--       7 trace context of the call, '' without one   8 levels below that of ARGV 2, with a space around each
 -- Returns 'new', 'same' (the step has this very schedule), 'other' (it has another one), 'stale_epoch', 'expired' or
 --   'full'. Only 'new' changes anything.
 
@@ -10,18 +12,24 @@ local step = ARGV[4]
 if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[1] then
   return 'stale_epoch'
 end
-local existing = redis.call('HMGET', KEYS[2], 'basis', 'document')
-if existing[1] then
+local existing = redis.call('HMGET', KEYS[2], 'level', 'document')
+local is_replaced = existing[1] and string.find(ARGV[8], ' ' .. existing[1] .. ' ', 1, true)
+if existing[1] and not is_replaced then
   return existing[1] == ARGV[2] and existing[2] == ARGV[3] and 'same' or 'other'
 end
 if tonumber(step) < tonumber(redis.call('GET', KEYS[6]) or '0') then
   return 'expired'
 end
-if redis.call('ZCARD', KEYS[3]) >= tonumber(ARGV[6]) then
+if redis.call('ZCARD', KEYS[3]) >= tonumber(ARGV[6]) and not redis.call('ZSCORE', KEYS[3], step) then
   return 'full'
 end
-redis.call('HSET', KEYS[2], 'basis', ARGV[2], 'document', ARGV[3])
-redis.call('HINCRBY', KEYS[8], step, field_bytes('document', #ARGV[3]))
+if is_replaced then
+  redis.call('DEL', KEYS[9], KEYS[11])
+  redis.call('ZREM', KEYS[10], step)
+end
+local before = existing[2] and field_bytes('document', #existing[2]) or 0
+redis.call('HSET', KEYS[2], 'level', ARGV[2], 'document', ARGV[3])
+redis.call('HINCRBY', KEYS[8], step, field_bytes('document', #ARGV[3]) - before)
 if ARGV[7] ~= '' then
   redis.call('HSET', KEYS[7], step, ARGV[7])
 end

@@ -2,14 +2,14 @@
 --
 -- KEYS  1 job   2 counts   3 schedule   4 steps   5 open   6 floor   7 sizes   8 policies
 -- ARGV  1 epoch (hex) of the attempt   2 step   3 limit on bytes of the step (`field_bytes`)   4 limit on open steps
---       5 the basis that needs no reports of the step
+--       5 level history, whose schedules name no sequences
 --       6 limit on sequences of the step
 --       7... sequence id, counts (opaque), policy versions ('' if unknown), for every sequence
 -- Returns one word per sequence:
 --   'kept'     the counts are stored now
 --   'same'     these very counts were stored before
 --   'other'    different counts were stored before, and stay
---   'late'     the step has its schedule, and its plan needed the reports (its basis is not ARGV 5)
+--   'late'     the step has its schedule
 --   'expired'  the step has expired
 --   'many'     the step would have one sequence too many
 --   'large'    the counts exceed the limit on bytes of the step
@@ -18,7 +18,8 @@
 --   'stale_epoch'  another attempt of the job is the current one; nothing of this one is written any more
 
 local step = ARGV[2]
-local basis = redis.call('HGET', KEYS[3], 'basis')
+local level = redis.call('HGET', KEYS[3], 'level')
+local is_scheduled = level and level ~= ARGV[5]
 local refusal = nil
 if redis.call('EXISTS', KEYS[1]) == 0 then
   refusal = 'unknown'
@@ -26,9 +27,9 @@ elseif redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[1] then
   refusal = 'stale_epoch'
 elseif tonumber(step) < tonumber(redis.call('GET', KEYS[6]) or '0') then
   refusal = 'expired'
-elseif basis and basis ~= ARGV[5] then
+elseif is_scheduled then
   refusal = 'late'
-elseif not basis and not redis.call('ZSCORE', KEYS[5], step) and redis.call('ZCARD', KEYS[5]) >= tonumber(ARGV[4]) then
+elseif not redis.call('ZSCORE', KEYS[5], step) and redis.call('ZCARD', KEYS[5]) >= tonumber(ARGV[4]) then
   refusal = 'busy'
 end
 
@@ -64,8 +65,6 @@ end
 if added > 0 then
   redis.call('HINCRBY', KEYS[7], step, added)
   redis.call('ZADD', KEYS[4], step, step)
-  if not basis then
-    redis.call('ZADD', KEYS[5], step, step)
-  end
+  redis.call('ZADD', KEYS[5], step, step)
 end
 return outcomes

@@ -71,6 +71,7 @@ class StepCells:
         home_LE = _home_table(placement, cluster, num_redundant=0)
         self._home_LE = torch.from_numpy(home_LE).to(device)
         self._rest_E = torch.full((home_LE.shape[1],), REST, dtype=torch.int32, device=device)
+        self._ep_rank, self._slot_expert_LP = ep_rank, home_LE
         self._is_identity_L: list[bool] = (home_LE == np.arange(home_LE.shape[1])).all(axis=1).tolist()
         index_Y4 = np.zeros((0, 4), np.int32)
         self._is_anywhere_ML = np.zeros((self.num_micro_batches, len(home_LE)), dtype=np.bool_)
@@ -106,6 +107,7 @@ class StepCells:
             num_home = num_home_slots(placement, cluster)
             slot_Y = rank_Y * (num_home + cluster.redundant_slots) + num_home + self._redundant_slot_Y
             slot_expert_MLP[micro_batch_Y, layer_Y, slot_Y] = expert_Y
+            self._planned_slot_expert_MLP = slot_expert_MLP
             self._slot_expert_MLP = torch.from_numpy(slot_expert_MLP).to(device)
             self._slot_Y = slot_Y.astype(np.int64)
 
@@ -126,6 +128,14 @@ class StepCells:
         if self._is_identity_L[layer]:
             return None
         return SlotTable(slot_expert_P=self._home_LE[layer], share_P=self._rest_E)
+
+    def slot_experts(self, micro_batch: int, layer: int) -> NDArray[np.int32]:
+        """Return the logical expert in each slot of this rank in a cell, `EMPTY` for none."""
+        slot_expert_P = self._slot_expert_LP[layer]
+        if self._replicas_of(micro_batch, layer):
+            slot_expert_P = self._planned_slot_expert_MLP[micro_batch % self.num_micro_batches, layer]
+        of_rank: NDArray[np.int32] = slot_expert_P.reshape(self._cluster.num_ranks, -1)[self._ep_rank]
+        return of_rank
 
     def replicated(self, micro_batch: int, layers: Sequence[int]) -> list[int]:
         """Return the layers of `layers` that have replicas in this node."""

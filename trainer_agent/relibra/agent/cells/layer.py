@@ -126,12 +126,9 @@ class LayerExecution:
         """
         micro_batch = current(self._owner)
         if micro_batch is not None and micro_batch.realised is not None:
-            num_tokens = tokens_per_slot
-            if is_padded:
-                num_tokens = probs.count_nonzero()
-            elif is_lent:
-                num_tokens = tokens_per_slot.clone()
-            micro_batch.realised.record(micro_batch.index, self.index, num_tokens)
+            tokens_P = tokens_per_slot.clone() if is_lent else tokens_per_slot
+            num_tokens = probs.count_nonzero() if is_padded else None
+            micro_batch.realised.record(micro_batch.index, self.index, tokens_P, micro_batch.cells, num_tokens)
         visit, self._visit = self._visit, None
         if isinstance(visit, Visit):
             tokens, probs, replicas = visit.begin(tokens, probs)

@@ -1,6 +1,6 @@
 """The micro-batch that a forward belongs to, also in a recomputation long after the forward."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -13,13 +13,21 @@ from torch import Tensor
 from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.given_routing import GivenRouting
 from relibra.agent.cells.replay import GivenExperts
+from relibra.planning.execution import sampled
+from relibra.planning.load import narrow_counts
 
 
 class RealisedLoad:
-    """The token copies that one rank computed in one phase, int64 `[M, L]`. It grows if more micro-batches run."""
+    """The token copies that one rank computed in one phase. It grows if more micro-batches run.
 
-    def __init__(self, num_micro_batches: int, num_layers: int) -> None:
+    M micro-batches, N of them, L layers, E experts, P slots of this rank in a cell.
+    """
+
+    def __init__(self, num_micro_batches: int, num_layers: int, num_experts: int) -> None:
         self._load_ML = np.zeros((num_micro_batches, num_layers), dtype=np.int64)
+        self._num_experts = num_experts
+        self._by_slot: dict[tuple[int, int], tuple[Tensor, StepCells]] = {}
+        """By cell, the tokens of every slot that the rank computes, and what says which expert is in the slot."""
         self._unread: dict[tuple[int, int], Tensor] = {}
 
     @property
@@ -28,30 +36,57 @@ class RealisedLoad:
         if self._unread:
             micro_batch_C, layer_C = np.array(list(self._unread)).T
             self._grow(int(micro_batch_C.max()) + 1)
-            counts = [each.reshape(-1) for each in self._unread.values()]
-            end_C = np.cumsum([len(each) for each in counts])
-            total = np.concatenate([[0], torch.cat(counts).cpu().numpy().cumsum()])
+            total, end_C = _read(self._unread.values())
+            total = np.concatenate([[0], total.cumsum()])
             self._load_ML[micro_batch_C, layer_C] = np.diff(total[end_C], prepend=0)
             self._unread.clear()
         return self._load_ML.copy()
 
-    def add(self, load_ML: NDArray[np.int64]) -> None:
-        """Add the counts of another rank."""
-        self._grow(len(load_ML))
-        self._load_ML[: len(load_ML)] += load_ML
+    @property
+    def expert_load_NLE(self) -> NDArray[np.unsignedinteger]:
+        """The counts by expert in the micro-batches of `sampled`, `[N, L, E]`. The host waits for the device."""
+        chosen_N = sampled(len(self.load_ML))
+        place = {int(micro_batch): index for index, micro_batch in enumerate(chosen_N)}
+        by_slot = {cell: counts for cell, counts in self._by_slot.items() if cell[0] in place}
+        load_NLE = np.zeros((len(chosen_N), self._load_ML.shape[1], self._num_experts), dtype=np.uint32)
+        if by_slot:
+            tokens, end_C = _read(tokens_P for tokens_P, _ in by_slot.values())
+            for ((micro_batch, layer), (_, cells)), of_slot in zip(
+                by_slot.items(), np.split(tokens, end_C[:-1]), strict=True
+            ):
+                used = np.flatnonzero(of_slot)  # other slots may hold no expert
+                expert_of = cells.slot_experts(micro_batch, layer)[used]
+                load_NLE[place[micro_batch], layer, expert_of] = of_slot[used]  # a rank holds an expert once
+        return narrow_counts(load_NLE)
 
-    def record(self, micro_batch: int, layer: int, num_tokens: Tensor) -> None:
-        """Set the count of one cell to the sum of a tensor. A recomputation sets the same count again.
+    def record(
+        self, micro_batch: int, layer: int, tokens_P: Tensor, cells: StepCells, num_tokens: Tensor | None = None
+    ) -> None:
+        """Set the counts of one cell. A recomputation sets the same counts again.
 
-        The tensor is kept, on any device, and read with all others by `load_ML`, so that a cell costs no operation.
-        Nobody may write into it meanwhile.
+        The tensors are kept, on any device, and read with all others, so that a cell costs no operation. Nobody may
+        write into them meanwhile.
+
+        Args:
+            micro_batch: the micro-batch of the cell.
+            layer: its layer.
+            tokens_P: the tokens of every slot of this rank.
+            cells: the cells of the step.
+            num_tokens: a tensor whose sum counts as load, where `tokens_P` counts more than that.
         """
-        self._unread[micro_batch, layer] = num_tokens
+        self._unread[micro_batch, layer] = tokens_P if num_tokens is None else num_tokens
+        self._by_slot[micro_batch, layer] = tokens_P, cells
 
     def _grow(self, num_micro_batches: int) -> None:
         missing = num_micro_batches - len(self._load_ML)
         if missing > 0:
             self._load_ML = np.pad(self._load_ML, ((0, missing), (0, 0)))
+
+
+def _read(counts: Iterable[Tensor]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the elements of tensors one after the other, in one transfer, and where each tensor ends."""
+    flat = [each.reshape(-1) for each in counts]
+    return torch.cat(flat).cpu().numpy().astype(np.int64), np.cumsum([len(each) for each in flat])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

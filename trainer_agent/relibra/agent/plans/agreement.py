@@ -24,6 +24,7 @@ _LACKS = {
     Cause.STALE: "offered an older epoch than was applied before",
     Cause.INVALID: "offered an invalid plan",
     Cause.OTHER_LAUNCH: "in no attempt of the job, because another launch trains it",
+    Cause.UNSCHEDULED: "without a plan, because nobody scheduled the step, and no earlier step was reported",
 }
 """Why a rank offers no plan."""
 _LACK_BY_CODE = (None, *_LACKS)
@@ -38,10 +39,12 @@ class Offer:
     digest: bytes = b""
     """The digest of the plan. Two plans with one id and different digests are different plans."""
     lack: Cause | None = None
-    """Why this rank has no plan to offer: LATE, STALE, INVALID or OTHER_LAUNCH. None where it has one."""
+    """Why this rank has no plan to offer, a key of `_LACKS`. None where it has one."""
+    is_scheduled: bool = True
+    """Whether somebody scheduled the step. If not, the plan is the newest from history when this rank asked."""
 
     def to_tensor(self) -> torch.Tensor:
-        """Encode as int64 `[6]`; 64-bit identities keep their bits."""
+        """Encode as int64 `[7]`; 64-bit identities keep their bits."""
         plan_id = self.plan_id or PlanId(epoch=0, version=0)
         fields = (
             self.step,
@@ -50,18 +53,20 @@ class Offer:
             _signed(plan_id.version),
             int.from_bytes(self.digest[:8].ljust(8, b"\0"), "little", signed=True),
             _LACK_BY_CODE.index(self.lack),
+            int(self.is_scheduled),
         )
         return torch.tensor(fields, dtype=torch.int64, device="cpu")
 
     @classmethod
     def from_tensor(cls, encoded: torch.Tensor) -> "Offer":
         """Decode what `to_tensor` made, with the first 8 bytes of the digest."""
-        step, has_plan, epoch, version, digest, lack = encoded.tolist()
+        step, has_plan, epoch, version, digest, lack, is_scheduled = encoded.tolist()
         return cls(
             step=step,
             plan_id=PlanId(epoch=epoch % 2**64, version=version % 2**64) if has_plan else None,
             digest=int(digest).to_bytes(8, "little", signed=True),
             lack=_LACK_BY_CODE[lack],
+            is_scheduled=bool(is_scheduled),
         )
 
 
@@ -88,7 +93,9 @@ def decide(offers: Sequence[Offer]) -> Decision:
         if ranks:
             found[cause] = f"{names_of(ranks)} {text}"
     if disagreement := _disagreement(offers):
-        found[Cause.DISAGREED] = disagreement
+        # Where nobody scheduled the step, a plan was published while ranks asked: it is that of the next step.
+        is_news = len({offer.step for offer in offers}) == 1 and not any(offer.is_scheduled for offer in offers)
+        found[Cause.UNSCHEDULED if is_news else Cause.DISAGREED] = disagreement
     if found:
         causes = tuple(cause for cause in Cause if cause in found)
         return Decision(plan_id=None, causes=causes, reason="; ".join(found.values()))

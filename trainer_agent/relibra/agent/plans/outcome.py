@@ -3,8 +3,11 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from relibra.agent.cells.given_routing import GivenRouting
 from relibra.agent.cells.micro_batch import RealisedLoad
@@ -14,6 +17,7 @@ from relibra.agent.transport.timed import TimedTransport
 from relibra.errors import Unsupported
 from relibra.planning import Cause, ExecutionReport, Phase, PlanId
 from relibra.planning.execution import PhaseFigures
+from relibra.planning.load import narrow_counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +69,7 @@ class PhaseRecord:
     """The number of micro-batches whose forward has begun, by `id` of the model chunk."""
     began_at: float = field(default_factory=time.monotonic)
     measured: PhaseFigures = field(default_factory=PhaseFigures)
-    """The result of `end`; after `add_up` that of all stages."""
+    """The result of `end`."""
 
     @classmethod
     def begin(
@@ -104,33 +108,35 @@ class PhaseRecord:
         given, self.given = self.given, GivenRouting()
         return given.refusal()
 
-    def add_up(self, pipeline: Sequence[int], everyone: dist.ProcessGroup) -> None:
-        """Collective over `pipeline`: sum the counts of these ranks, and take the longest times.
+    def report(self, pipeline: Sequence[int], everyone: dist.ProcessGroup, **numbers: int) -> ExecutionReport:
+        """Collective over `pipeline`: return the report for the planner, which speaks for these ranks together.
 
         Args:
-            pipeline: the global ranks that the planner sees as one, one per pipeline stage.
+            pipeline: the global ranks of all pipeline stages, which the planner sees as one.
             everyone: a group of all ranks over gloo.
+            numbers: `ep_group`, `ep_rank` and `num_processes` of the report.
 
         Raises:
             RelibraError: a rank did not take part in time.
         """
-        mine = self.realised.load_ML, self.measured
+        mine = self.realised.load_ML, self.realised.expert_load_NLE, self.measured
         of_stages = told(mine, "adding up the reports of pipeline stages", pipeline, everyone)
-        self.realised = RealisedLoad(0, self.realised.load_ML.shape[1])
-        for load_ML, _ in of_stages:
-            self.realised.add(load_ML)
-        self.measured = PhaseFigures.total(measured for _, measured in of_stages)
-
-    def report(self, *, ep_group: int, ep_rank: int, num_processes: int) -> ExecutionReport:
-        """Return the report for the planner; it speaks for all processes that share the EP rank and EP group."""
+        loads, expert_loads, measured = zip(*of_stages, strict=True)
         return ExecutionReport(
             step=self.outcome.step,
             phase=self.phase,
-            ep_group=ep_group,
-            ep_rank=ep_rank,
             applied=self.outcome.applied,
             causes=self.outcome.causes,
             reason=self.outcome.reason,
-            realised_load_ML=self.realised.load_ML,
-            **self.measured.figures() | {"num_processes": num_processes},
+            realised_load_ML=_added(loads),
+            expert_load_NLE=narrow_counts(_added(expert_loads).astype(np.uint32)),
+            **PhaseFigures.total(measured).figures() | numbers,
         )
+
+
+def _added(counts: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
+    """Return the sum of the counts of pipeline stages, the last of which may have run fewer micro-batches."""
+    total = np.zeros((max(map(len, counts)), *counts[0].shape[1:]), dtype=np.int64)
+    for of_stage in counts:
+        total[: len(of_stage)] += of_stage
+    return total

@@ -12,6 +12,7 @@ from relibra.agent.plans.trouble import Trouble
 from relibra.agent.plans.waiting_reports import QueuedReport, WaitingReports
 from relibra.errors import RelibraError, RolledBack, TooManyCalls, Unavailable
 from relibra.planning import Cause, ExecutionReport
+from relibra.planning.plan import Level
 from relibra.wire.client import PlannerClient
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,9 @@ _AWAY_WAIT_S = 3.0
 back hands out plans within this time (promise L2)."""
 _CALL_TIMEOUT_S = 5.0
 _CLOSE_S = 5.0
+
+
+_NOTHING = PlanAnswer(None, "nobody scheduled the step, and there is no plan from earlier steps yet", Cause.UNSCHEDULED)
 
 
 class Session:
@@ -87,7 +91,8 @@ class Session:
         began = time.monotonic()
         with self._changed:
             fetched = self._fetched.get(step)
-            if fetched is None or fetched.plan is None:  # the planner may answer now what it refused to the prefetch
+            # The planner may know more of the step now than when it answered the prefetch.
+            if fetched is None or fetched.plan is None or fetched.plan.level < Level.MICRO_BATCHES:
                 self._fetched.clear()
             self._is_waited_for = True
         self.prefetch(step)
@@ -269,7 +274,7 @@ class Session:
                 client,
                 lambda: client.fetch_plan(self._config.job_id, step, self._config.model, wait_s=self._poll_s()),
             )
-            fetched = PlanAnswer(plan, plan.reason)
+            fetched = _NOTHING if plan is None else PlanAnswer(plan, plan.reason)
             self._note_reached(None)
             self._refused_plans.over()
         except RelibraError as error:

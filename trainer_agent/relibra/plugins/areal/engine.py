@@ -13,12 +13,8 @@ from relibra.plugins.attached_job import attach_job
 from relibra.plugins.balanced_passes import BalancedPasses
 from relibra.plugins.logical_export import Renamed
 from relibra.plugins.points import check_points
-from relibra.plugins.routed_counts import RoutedCounts
 from relibra.plugins.settings import PluginSettings
-from relibra.routing.filler import FILLER_RULES
 from relibra.routing.model_config import layers_of_config
-from relibra.routing.token_layout import ParallelLayout, TokenPacking
-from relibra.steps import TrainerLayout
 
 check_points(megatron_engine, points.ENGINE, version=points.VERSION, without=points.OFF)
 
@@ -52,30 +48,19 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
         self.passes = attach_job(
             PluginSettings.read({}, os.environ, default_job="areal", may_pack=False),
             layers,
-            trainer_layout,
             list(self.model),
             self.optimizer,
         )
         self._state = self.checkpointer.optimizer = StateByExpert(self.optimizer)
-        assert self.passes.agent is not None
-        self._routed = RoutedCounts(
-            self.passes.agent,
-            list(self.model),
-            num_layers=layers.num_moe_layers,
-            num_experts=layers.num_experts,
-        )
 
     def forward_backward_batch(self, mb_list: Any, process_output_fn: Any, forward_only: bool = False) -> None:
-        """Run a pass as AReaL does, under a forecast."""
+        """Run a pass as AReaL does, planned from the passes before."""
         if self.passes.agent is None:
             super().forward_backward_batch(mb_list, process_output_fn, forward_only)
             return
-        self.passes.begin_forecast(Phase.RECOMPUTE if forward_only else Phase.UPDATE, len(mb_list))
+        self.passes.begin(Phase.RECOMPUTE if forward_only else Phase.UPDATE)
         with self.passes.in_schedules_of(megatron_engine):
             super().forward_backward_batch(mb_list, process_output_fn, forward_only)
-        counts_LE = self._routed.take()
-        if counts_LE is not None:
-            self.passes.note_routed(counts_LE)
 
     def optimizer_step(self) -> Any:
         """Step as AReaL does, and end the agent's step."""
@@ -114,8 +99,3 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
         # In place, because AReaL empties the list to free the tensors.
         converted_named_tensors[:] = self._renamed(list(converted_named_tensors), is_whole=False)
         super()._update_bucket_weights_from_distributed(meta, converted_named_tensors)
-
-
-def trainer_layout(ranks: ParallelLayout) -> TrainerLayout:
-    """Return how AReaL assigns tokens to ranks; the router chooses the experts of all tokens."""
-    return TrainerLayout(ranks=ranks, packing=TokenPacking.verl(ranks), filler_rule=FILLER_RULES["verl"])

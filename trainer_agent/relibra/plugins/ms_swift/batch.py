@@ -13,26 +13,9 @@ import numpy as np
 
 from relibra.errors import InvalidInput
 from relibra.routing.counts import check_expert_ids
-from relibra.routing.filler import Filler, FillerRule
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.sequence_routing import SequenceRouting, as_integers, check_sample
-from relibra.routing.token_layout import ParallelLayout, TokenPacking
-from relibra.steps.rank_batch import RankBatch, TrainerLayout
-
-# ms-swift fills last tokens and padding with zeros and replays them. megatron-core marks the experts of a token, so a
-# row of zeros is one copy for expert 0 and not K. Leaving the row out is closer to that than counting K copies.
-_RULE = FillerRule(last_token=Filler.NATIVE, missing=Filler.NATIVE, padding=Filler.NATIVE)
-
-
-def trainer_layout(ranks: ParallelLayout, padding_free: bool = True) -> TrainerLayout:
-    """Return how ms-swift assigns tokens to ranks; `padding_free` is its argument of this name."""
-    # The rows of a micro-batch are padded when `routings` gets them.
-    packing = (
-        TokenPacking(sequence_multiple=2 * ranks.context if ranks.context > 1 else 1, rank_multiple=1)
-        if padding_free
-        else TokenPacking.padded(ranks)
-    )
-    return TrainerLayout(ranks=ranks, packing=packing, filler_rule=_RULE)
+from relibra.steps import RankBatch
 
 
 def routings(routed_experts: Any, seq_lengths: Any | None, layers: ModelLayers) -> list[SequenceRouting]:

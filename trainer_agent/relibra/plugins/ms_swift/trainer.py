@@ -11,11 +11,11 @@ import torch
 from swift.megatron.trainers import grpo_trainer
 
 from relibra.agent import Phase
-from relibra.errors import InvalidInput, Unsupported
+from relibra.errors import Unsupported
 from relibra.plugins.attached_job import attach_job
 from relibra.plugins.balanced_passes import BalancedPasses
 from relibra.plugins.ms_swift import points
-from relibra.plugins.ms_swift.batch import rank_batch, routings, trainer_layout
+from relibra.plugins.ms_swift.batch import rank_batch, routings
 from relibra.plugins.points import check_points
 from relibra.plugins.settings import PluginSettings, job_name
 from relibra.routing import SequenceRouting, read_model_config
@@ -55,7 +55,6 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
         self.passes = attach_job(
             settings,
             read_model_config(self.hf_model_dir),
-            lambda ranks: trainer_layout(ranks, padding_free=args.padding_free),
             self.wrapped_models,
             self.optimizer,
         )
@@ -145,7 +144,7 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
         self.passes.pause()
 
     def _keep_routing(self, batch: Mapping[str, Any]) -> None:
-        if self.passes.planned.is_reporting:
+        if self.passes.planned.is_reporting and batch.get("routed_experts") is not None:
             # ms-swift will replace the rows by those of this rank. An error of a check here would end the job.
             rows = batch["routed_experts"].to("cpu", torch.int32)
             lengths = batch["grpo_batch"].seq_lengths.to("cpu") if self.args.padding_free else None
@@ -154,7 +153,10 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
     def _begin(self, batches: Sequence[Any], phase: Phase) -> None:
         """Collective over all ranks: begin a phase with these micro-batches."""
         key = tuple(map(id, batches))
-        self.passes.begin(phase, lambda: rank_batch([self._routings[batch]() for batch in key]), key)
+        if self.args.router_replay_mode == "R3":
+            self.passes.begin(phase, lambda: rank_batch([self._routings[batch]() for batch in key]), key)
+        else:
+            self.passes.begin(phase)
 
     def _say_unplanned(self) -> None:
         if not self._has_said_unplanned:
@@ -173,24 +175,17 @@ def _job_name(args: Any) -> str:
 
 
 def _check_settings(args: Any) -> None:
-    """Check settings of ms-swift with which relibra cannot plan passes.
+    """Check settings of ms-swift.
 
     Raises:
-        InvalidInput: routing is not replayed from the rollout.
-        Unsupported: relibra plans no such rows or weights.
+        Unsupported: the plug-in was not run with a setting.
     """
-    if args.router_replay_mode != "R3":
-        raise InvalidInput.of(
-            "--router_replay_mode",
-            expected="R3, because relibra plans for routing that is replayed from the rollout (or remove "
-            f"{points.OFF})",
-            got=args.router_replay_mode,
-        )
     if args.tuner_type != "full":
         raise Unsupported(
             f"expected --tuner_type full, because relibra does not balance LoRA in ms-swift, got {args.tuner_type}"
         )
     if args.context_parallel_size > 1 and getattr(args, "cp_partition_mode", "zigzag") != "zigzag":
         raise Unsupported(
-            f"expected --cp_partition_mode zigzag, because relibra plans no other cut, got {args.cp_partition_mode}"
+            f"expected --cp_partition_mode zigzag, because relibra was not run with another cut, got "
+            f"{args.cp_partition_mode}"
         )

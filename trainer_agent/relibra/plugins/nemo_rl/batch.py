@@ -1,67 +1,28 @@
 """NeMo-RL: one global batch of a shard, as a policy worker hands it to `get_microbatch_iterator`.
 
 Written against NVIDIA-NeMo/RL 7ea279a (`nemo_rl/distributed/batched_data_dict.py`, `nemo_rl/models/megatron/data.py`).
-The adapter reads `routed_experts` `[B, S, layers, K]` and `input_lengths` `[B]` of the batch, and the attributes
-`micro_batch_indices` and `micro_batch_lengths`, which hold one list for its one global batch.
+The adapter reads `routed_experts` `[B, S, layers, K]` and `input_lengths` `[B]` of the batch, and the attribute
+`micro_batch_indices`, which holds one list for its one global batch.
 """
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from relibra.errors import InvalidInput
-from relibra.routing.filler import FILLER_RULES, Filler
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.sequence_routing import SequenceRouting, as_integers
-from relibra.routing.token_layout import ParallelLayout, TokenPacking
-from relibra.steps.rank_batch import RankBatch, TrainerLayout
-
-# The batch has a row for every token: for the last one experts 0 to K - 1, or -1, which leaves it to the router.
-_RULE = replace(FILLER_RULES["nemo-rl"], last_token=Filler.NATIVE)
+from relibra.steps import RankBatch
 
 
-def trainer_layout(
-    ranks: ParallelLayout,
-    make_sequence_length_divisible_by: int = 1,
-    sequence_packing: bool = True,
-    *,
-    pack_multiple: int = 1,
-) -> TrainerLayout:
-    """Return how NeMo-RL assigns tokens to ranks.
-
-    Args:
-        ranks: the ranks of one pipeline stage.
-        make_sequence_length_divisible_by: the `policy.` setting.
-        sequence_packing: whether `policy.sequence_packing` is enabled.
-        pack_multiple: the multiple to which packs are padded for fp8 and HybridEP: the second result of NeMo-RL's
-            `_get_pack_sequence_parameters_for_megatron`.
-    """
-    if sequence_packing:
-        multiple = make_sequence_length_divisible_by
-        packing = TokenPacking(sequence_multiple=multiple, rank_multiple=1, pack_multiple=pack_multiple)
-    else:
-        packing = TokenPacking.padded(ranks, make_sequence_length_divisible_by)
-    return TrainerLayout(ranks=ranks, packing=packing, filler_rule=_RULE)
-
-
-def rank_batch(
-    batch: Any,
-    layers: ModelLayers,
-    train_micro_batch_size: int | None = None,
-    *,
-    sequence_packing: bool = True,
-    pack_length: int | None = None,
-) -> RankBatch:
+def rank_batch(batch: Any, layers: ModelLayers, train_micro_batch_size: int | None = None) -> RankBatch:
     """Return the batch that a rank trains on in one global batch.
 
     Args:
         batch: the global batch of this rank's shard.
         layers: the layers of the model.
         train_micro_batch_size: the size of micro-batches, needed without sequence packing and dynamic batching.
-        sequence_packing: whether `policy.sequence_packing` is enabled.
-        pack_length: the length to which every pack is padded, with pipeline parallelism.
 
     Raises:
         InvalidInput: the routed experts do not fit their tokens, the batch holds several global batches, or
@@ -74,19 +35,12 @@ def rank_batch(
             "routed_experts", expected=f"[{len(length_B)}, S, layers, K]", got=list(routed_BSXK.shape)
         )
     spans = _spans(batch, len(length_B), train_micro_batch_size)
-    if sequence_packing and batch.micro_batch_indices is not None:
-        num_rows_M = None if pack_length is None else [pack_length] * len(spans)
-    elif batch.micro_batch_indices is not None:
-        num_rows_M = [int(length) for length in batch.micro_batch_lengths[0]]
-    else:
-        num_rows_M = [routed_BSXK.shape[1]] * len(spans)
     return RankBatch(
         routings=[
             _replayed(routed_BSXK[index, :num_tokens], layers, num_tokens, f"routed_experts[{index}]")
             for index, num_tokens in enumerate(length_B)
         ],
         micro_batches=[list(range(first, end)) for first, end in spans],
-        num_rows_M=num_rows_M,
     )
 
 

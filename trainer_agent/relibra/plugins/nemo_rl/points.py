@@ -14,17 +14,7 @@ POINTS: Mapping[str, Points] = {
         "ACTOR_ENVIRONMENT_REGISTRY": (),
         "get_actor_python_env": ("actor_class_fqn",),
     },
-    "models.megatron.data": {
-        "_get_pack_sequence_parameters_for_megatron": (
-            "megatron_cfg",
-            "pad_individual_seqs_to_multiple_of",
-            "max_seq_len_in_batch",
-        ),
-    },
-    "models.megatron.router_replay": {
-        "_global_moe_layer_numbers": ("model_config",),
-        "router_replay_enabled": ("config",),
-    },
+    "models.megatron.router_replay": {"_global_moe_layer_numbers": ("model_config",)},
     "models.megatron.train": {"get_forward_backward_func": ()},
     "models.policy.lm_policy": {"resolve_policy_worker_cls": ("default_cls", "config")},
     "models.policy.workers.megatron_policy_worker": {

@@ -1,4 +1,4 @@
-"""NeMo-RL's Megatron policy worker with an agent inside: every pass that replays routing runs under a plan.
+"""NeMo-RL's Megatron policy worker with an agent inside: every pass runs under a plan.
 
 Ray finds actor classes by their module, so the classes stand at the top of this one, and importing it needs NeMo-RL.
 """
@@ -22,7 +22,8 @@ from relibra.errors import Unsupported
 from relibra.plugins.attached_job import attach_job
 from relibra.plugins.balanced_passes import BalancedPasses, replaced
 from relibra.plugins.nemo_rl import points
-from relibra.plugins.nemo_rl.configuration import Packing, check_settings
+from relibra.plugins.nemo_rl.batch import rank_batch
+from relibra.plugins.nemo_rl.configuration import check_settings, layers_of
 from relibra.plugins.settings import PluginSettings
 from relibra.steps import RankBatch
 
@@ -55,11 +56,10 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
                 log.warning("relibra plans no pass of a policy worker without an optimizer, such as that of a teacher")
             return
         check_settings(config, slices_context_parallel_inputs=self.model_slices_context_parallel_inputs)
-        self._packing = Packing(config, self.model)
+        layers = layers_of(self.model)
         self.passes = attach_job(
             PluginSettings.read(config.get("relibra") or {}, os.environ, default_job="nemo-rl", may_pack=False),
-            self._packing.layers,
-            self._packing.trainer_layout,
+            layers,
             self.model,
             self.optimizer,
             unplanned=[] if getattr(self, "reference_state_dict", None) is None else ["the reference"],
@@ -73,7 +73,7 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
             return super().train(*args, **kwargs)
 
     def get_logprobs(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute log-probabilities as NeMo-RL does, under a plan if the pass replays routing."""
+        """Compute log-probabilities as NeMo-RL does, under a plan."""
         with self._planned():
             return super().get_logprobs(*args, **kwargs)
 
@@ -151,7 +151,7 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
 
     @contextmanager
     def _planned(self) -> Iterator[None]:
-        """Have every pass in the body planned that replays routing, and end the last step."""
+        """Have every pass in the body planned, and end the last step."""
         if self.passes.agent is None:
             yield
             return
@@ -160,14 +160,12 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
 
         def get_microbatch_iterator(data: Any, cfg: Any, mbs: int, *args: Any, **kwargs: Any) -> Any:
             made = iterate(data, cfg, mbs, *args, **kwargs)
-            batch[:] = [partial(self._packing.rank_batch, data, mbs, made[-1])]
+            batch[:] = [partial(rank_batch, data, self.passes.layers, mbs)]
             return made
 
         def megatron_forward_backward(*args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("use_router_replay", False):
-                self.passes.begin(Phase.RECOMPUTE if kwargs.get("forward_only", False) else Phase.UPDATE, batch[0])
-            else:
-                self.passes.begin_unplanned()
+            phase = Phase.RECOMPUTE if kwargs.get("forward_only", False) else Phase.UPDATE
+            self.passes.begin(phase, batch[0] if kwargs.get("use_router_replay", False) else None)
             with self.passes.in_schedules_of(megatron_train):
                 return run(*args, **kwargs)
 

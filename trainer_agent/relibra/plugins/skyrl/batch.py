@@ -13,18 +13,10 @@ from typing import Any
 import numpy as np
 
 from relibra.errors import InvalidInput
-from relibra.routing.filler import FILLER_RULES
 from relibra.routing.formats.batch import decode_jagged, decode_padded
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.sequence_routing import SequenceRouting, as_integers
-from relibra.routing.token_layout import ParallelLayout, TokenPacking
-from relibra.steps.rank_batch import RankBatch, TrainerLayout
-
-
-def trainer_layout(ranks: ParallelLayout, remove_microbatch_padding: bool = True) -> TrainerLayout:
-    """Return how SkyRL assigns tokens to ranks; `remove_microbatch_padding` is the `trainer.` setting of this name."""
-    packing = TokenPacking.verl(ranks) if remove_microbatch_padding else TokenPacking.padded(ranks)
-    return TrainerLayout(ranks=ranks, packing=packing, filler_rule=FILLER_RULES["skyrl"])
+from relibra.steps import RankBatch
 
 
 def rank_batch(micro_batches: Sequence[Mapping[str, Any]], layers: ModelLayers) -> RankBatch:

@@ -1,7 +1,6 @@
 """SkyRL's Megatron policy worker with an agent inside: every pass that replays routing is planned."""
 
 import functools
-import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,16 +8,14 @@ from typing import Any
 from skyrl.backends.skyrl_train.workers.megatron import megatron_model_wrapper, megatron_worker
 
 from relibra.agent import Phase
-from relibra.errors import InvalidInput, Unsupported
+from relibra.errors import Unsupported
 from relibra.plugins.attached_job import attach_job
 from relibra.plugins.balanced_passes import BalancedPasses
 from relibra.plugins.points import check_points
 from relibra.plugins.settings import PluginSettings
 from relibra.plugins.skyrl import points
-from relibra.plugins.skyrl.batch import rank_batch, trainer_layout
+from relibra.plugins.skyrl.batch import rank_batch
 from relibra.routing.model_config import layers_of_config
-
-log = logging.getLogger(__name__)
 
 check_points(megatron_worker, points.WORKER, version=points.VERSION, without=points.OFF)
 check_points(megatron_model_wrapper, points.WRAPPER, version=points.VERSION, without=points.OFF)
@@ -27,8 +24,8 @@ check_points(megatron_model_wrapper, points.WRAPPER, version=points.VERSION, wit
 class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: ignore[misc]
     """SkyRL's worker; its own methods run unchanged, between the calls that drive the agent.
 
-    Each call of `forward` or `forward_backward` whose batch has routed experts is a step at the planner. A worker
-    without an optimizer (`inference_only_init`) is left as it is.
+    Each call of `forward` or `forward_backward` is a step at the planner. A worker without an optimizer
+    (`inference_only_init`) is left as it is.
     """
 
     passes = BalancedPasses()
@@ -50,12 +47,11 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
         self.passes = attach_job(
             PluginSettings.read({}, os.environ, default_job="skyrl", may_pack=False),
             layers_of_config(self.strategy.hf_config.get_text_config().to_dict()),
-            lambda ranks: trainer_layout(ranks, self.cfg.remove_microbatch_padding),
             self.actor_module,
             self.optimizer,
             unplanned=_unplanned_models(self.cfg),
         )
-        self._has_gradients = self._has_said_unrouted = False
+        self._has_gradients = False
         self.model.forward = self._in_a_pass(self.model.forward, is_training=False)
         self.model.forward_backward_mini_batch = self._in_a_pass(
             self.model.forward_backward_mini_batch, is_training=True
@@ -140,20 +136,12 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
         may_move = not self._has_gradients
         self._has_gradients |= phase is Phase.UPDATE
         has_routing = all(batch.get("rollout_expert_indices") is not None for batch in micro_batches)
-        if not has_routing:
-            self._say_unrouted()
-        if has_routing and may_move:
+        if not may_move:
+            self.passes.begin_in_place()
+        elif has_routing:
             self.passes.begin(phase, lambda: rank_batch(micro_batches, self.passes.layers))
         else:
-            self.passes.begin_unplanned()
-
-    def _say_unrouted(self) -> None:
-        if not self._has_said_unrouted:
-            self._has_said_unrouted = True
-            log.warning(
-                "relibra: a batch has no rollout_expert_indices, so its pass runs without a plan; if routing should be "
-                "replayed, set generator.inference_engine.enable_return_routed_experts=true. This line is not repeated"
-            )
+            self.passes.begin(phase)
 
 
 def _unplanned_models(config: Any) -> list[str]:
@@ -166,24 +154,17 @@ def _unplanned_models(config: Any) -> list[str]:
 
 
 def _check_settings(config: Any, provider: Any, *, is_lora: bool) -> None:
-    """Check settings of SkyRL with which relibra cannot plan passes.
+    """Check settings of SkyRL.
 
     Raises:
-        InvalidInput: routing is not replayed.
-        Unsupported: relibra plans no such rows or weights.
+        Unsupported: the plug-in was not run with a setting.
     """
-    if not config.policy.megatron_config.moe_enable_routing_replay:
-        raise InvalidInput.of(
-            "trainer.policy.megatron_config.moe_enable_routing_replay",
-            expected="true, because relibra plans for routing that is replayed (or remove trainer.override_entrypoint)",
-            got=False,
-        )
     if is_lora:
         raise Unsupported("expected trainer.policy.model.lora.rank=0, because relibra does not balance LoRA in SkyRL")
     if getattr(provider, "fp8", None):
-        raise Unsupported("expected no fp8, because SkyRL pads tokens for fp8 in a way that relibra does not plan")
+        raise Unsupported("expected no fp8, because the plug-in was not run with it in SkyRL")
     if not config.remove_microbatch_padding and config.policy.megatron_config.context_parallel_size > 1:
         raise Unsupported(
-            "expected trainer.remove_microbatch_padding=true with context parallelism, because relibra plans no other "
-            "layout of tokens"
+            "expected trainer.remove_microbatch_padding=true with context parallelism, because the plug-in was not run "
+            "with another setting"
         )

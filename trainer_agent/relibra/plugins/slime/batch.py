@@ -8,32 +8,13 @@ samples per micro-batch, and `num_microbatches` a number per training step. slim
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 from relibra.errors import InvalidInput
-from relibra.routing.filler import FILLER_RULES, FillerRule
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.sequence_routing import sequence_routing
-from relibra.routing.token_layout import ParallelLayout, TokenPacking
-from relibra.steps.rank_batch import RankBatch, TrainerLayout
-
-
-def trainer_layout(
-    ranks: ParallelLayout,
-    data_pad_size_multiplier: int = 128,
-    *,
-    allgather_cp: bool = False,
-    filler_rule: FillerRule = FILLER_RULES["slime"],
-) -> TrainerLayout:
-    """Return how slime assigns tokens to ranks; the arguments are slime's own, except for the rule of a fork."""
-    if allgather_cp:
-        # Sequences follow one another without padding, and all ranks of a data-parallel rank share the rows in order.
-        ranks = replace(ranks, context=1, tensor=ranks.context * ranks.tensor)
-    return TrainerLayout(
-        ranks=ranks, packing=TokenPacking.slime(ranks, data_pad_size_multiplier), filler_rule=filler_rule
-    )
+from relibra.steps import RankBatch
 
 
 def rank_batch(rollout_data: Mapping[str, Any], layers: ModelLayers, training_step: int = 0) -> RankBatch:

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from relibra.errors import InvalidInput, Unsupported
+from relibra.errors import Unsupported
 from relibra.plugins.points import Points
-from relibra.plugins.slime.batch import rank_batch, trainer_layout, with_micro_batches
-from relibra.routing import FILLER_RULES, FillerRule, ModelLayers
-from relibra.routing.token_layout import ParallelLayout
-from relibra.steps import RankBatch, TrainerLayout
+from relibra.plugins.slime.batch import rank_batch, with_micro_batches
+from relibra.routing import ModelLayers
+from relibra.steps import RankBatch
 
 Batches = Callable[[int], RankBatch]
 """Returns the batch of a training step of the rollout, by its index."""
@@ -61,34 +60,19 @@ class Framework:
     renaming: Callable[[Callable[..., Any], Rename], Callable[..., Any]]
     """Returns the method with names changed."""
     refusals: Callable[[Any], Iterable[str]]
-    """Returns options in `args` with which relibra cannot plan passes or export weights, each with its alternative."""
-    filler_rule: FillerRule
+    """Returns options in `args` with which relibra cannot export weights, each with its alternative."""
     batches: Callable[[ModelLayers, Mapping[str, Any], Sequence[Any], Sequence[int]], Batches]
     """Takes the layers, `rollout_data`, the data iterators and `num_microbatches`."""
     splitting: str
     """The function that splits a rollout among data-parallel ranks: a method of the rollout manager, or
     module:function."""
 
-    def trainer_layout(self, args: Any, ranks: ParallelLayout) -> TrainerLayout:
-        """Return how the framework assigns tokens to ranks."""
-        return trainer_layout(
-            ranks, args.data_pad_size_multiplier, allgather_cp=args.allgather_cp, filler_rule=self.filler_rule
-        )
-
     def check(self, args: Any) -> None:
         """Check the options of a job.
 
         Raises:
-            InvalidInput: routing is not replayed from the rollout.
-            Unsupported: relibra cannot plan or export with an option; the message names all such options.
+            Unsupported: relibra cannot export with an option; the message names all such options.
         """
-        if not args.use_rollout_routing_replay:
-            raise InvalidInput.of(
-                "--use-rollout-routing-replay",
-                expected="this flag, because relibra plans passes that replay the routing of the rollout (or remove "
-                "--custom-megatron-init-path)",
-                got="a job without it",
-            )
         refused = list(self.refusals(args))
         if refused:
             raise Unsupported(f"relibra does not balance {self.name} with " + "; nor with ".join(refused))
@@ -186,7 +170,6 @@ SLIME = Framework(
     sending="_iter_expert_chunks",
     renaming=_chunks_renamed,
     refusals=lambda _: (),
-    filler_rule=FILLER_RULES["slime"],
     batches=_batches_of_slime,
     splitting="_split_train_data_by_dp",
 )
@@ -210,7 +193,6 @@ MILES = Framework(
     sending="_update_expert_bucket_weights",
     renaming=_buckets_renamed,
     refusals=_refused_in_miles,
-    filler_rule=FILLER_RULES["miles"],
     batches=_batches_of_miles,
     splitting="miles.ray.rollout.train_data_conversion:split_train_data_by_dp_scheduled_raw",
 )

@@ -17,8 +17,8 @@ from relibra.errors import InvalidInput, RelibraError
 from relibra.plugins.slime.rollout_schedule import RolloutSchedule
 from relibra.rollout import RolloutReporter
 from relibra.routing import ModelLayers
-from relibra.routing.token_layout import ParallelLayout
 from relibra.steps.packing import Dealt, PackableStep, pack_step
+from relibra.steps.parallel_layout import ParallelLayout
 from relibra.wire.client import PlannerClient
 from relibra.wire.credentials import Credentials
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from relibra.agent import Phase
 from relibra.errors import Unsupported
-from relibra.plugins.attached_job import attach_job
+from relibra.plugins.attached_job import attach_job, parallel_layout
 from relibra.plugins.balanced_passes import BalancedPasses
 from relibra.plugins.settings import PluginSettings, job_name
 from relibra.plugins.slime.framework import Batches, Framework, unplanned_models
@@ -55,7 +55,7 @@ class BalancedTraining:
         self._layers = read_model_config(_config_file(args.hf_checkpoint))
         self.passes = BalancedPasses()
         """The passes, those of the agent once the model is built, in a process that trains the actor."""
-        self._has_routing = self._has_said_unrouted = self._has_updater = False
+        self._has_routing = self._has_updater = False
         self._batches: Batches | None = None
         """The batches of the rollout, on ranks that report them."""
         self._phase: Phase | None = None
@@ -68,13 +68,12 @@ class BalancedTraining:
         self.passes = attach_job(
             self._settings,
             self._layers,
-            lambda ranks: self._framework.trainer_layout(self._args, ranks),
             chunks,
             optimizer,
             unplanned=unplanned_models(self._args),
         )
         if self._settings.pack:
-            check_packable(self.passes.planned.trainer.ranks, self.passes.planned.cluster)
+            check_packable(parallel_layout(), self.passes.planned.cluster)
 
     def pack_rollouts(self, manager: Any) -> None:
         """Have the rollout manager ask the planner which micro-batch and rank each sample gets, if pack is set.
@@ -90,7 +89,7 @@ class BalancedTraining:
             job=planned.settings.job,
             attempt=planned.attempt,
             layers=self._layers,
-            ranks=planned.trainer.ranks,
+            ranks=parallel_layout(),
             credentials=Credentials.from_env(),
         )
         try:
@@ -210,8 +209,7 @@ class BalancedTraining:
     def _begin(self, phase: Phase, training_step: int) -> None:
         """Collective over all ranks: begin the next pass."""
         if not self._has_routing:
-            self.passes.begin_unplanned()
-            self._say_unrouted()
+            self.passes.begin(phase)
             return
 
         def batch() -> RankBatch:
@@ -219,15 +217,6 @@ class BalancedTraining:
             return self._batches(training_step)
 
         self.passes.begin(phase, batch, key=(self._rollout, training_step))
-
-    def _say_unrouted(self) -> None:
-        if dist.get_rank() == 0 and not self._has_said_unrouted:
-            self._has_said_unrouted = True
-            log.warning(
-                "relibra: %s trains on a rollout without rollout_routed_experts, so its passes run without plans. This "
-                "line is not repeated",
-                self._framework.name,
-            )
 
 
 def _config_file(checkpoint: str) -> str:

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from relibra.agent import Phase
-from relibra.errors import InvalidInput, Unsupported
+from relibra.errors import Unsupported
 from relibra.plugins.attached_job import attach_job
 from relibra.plugins.balanced_passes import BalancedPasses, replaced
 from relibra.plugins.settings import PluginSettings
-from relibra.plugins.verl.batch import rank_batch, trainer_layout
+from relibra.plugins.verl.batch import rank_batch
 from relibra.plugins.verl.configuration import default_job, find_configuration, relibra_section, unplanned_models
 from relibra.plugins.verl.trained_job import TrainingProcess
 from relibra.routing import read_model_config
@@ -19,8 +19,8 @@ from relibra.routing import read_model_config
 def balanced(engine: type[Any]) -> type[Any]:
     """Return a subclass of verl's `MegatronEngineWithLMHead` that balances the actor.
 
-    Each call of `forward_backward_batch` that replays routing, or that records it, is a step at the planner. Engines
-    without an optimizer, as that of the reference, are left as they are.
+    Each call of `forward_backward_batch` is a step at the planner. Engines without an optimizer, as that of the
+    reference, are left as they are.
     """
     from verl.workers.engine.megatron import transformer_impl
 
@@ -47,12 +47,11 @@ def balanced(engine: type[Any]) -> type[Any]:
                 relibra_section(configuration), os.environ, default_job=default_job(configuration)
             )
             super().initialize()
-            self._mode = checked_mode(self.engine_config, self.tf_config)
+            check_settings(self.engine_config)
             with self._on_device():
                 self.passes = attach_job(
                     settings,
                     read_model_config(self.model_config.local_path),
-                    lambda ranks: trainer_layout(ranks, mode=self._mode),
                     self.module,
                     self.optimizer,
                     unplanned=unplanned_models(configuration),
@@ -62,7 +61,7 @@ def balanced(engine: type[Any]) -> type[Any]:
             self._checkpoint_by_expert()
 
         def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
-            """Run a pass as verl does, under a plan if it replays routing or records it."""
+            """Run a pass as verl does, under a plan."""
             if self.passes.agent is None:
                 return super().forward_backward_batch(data, loss_function, forward_only)
             self.passes.pause()
@@ -146,13 +145,13 @@ def balanced(engine: type[Any]) -> type[Any]:
         def _begin(self, data: Any, micro_batches: Any, indices: Any, *, forward_only: bool) -> None:
             """Collective over all ranks: have a pass planned, and begin it, once its micro-batches are known."""
             passes, phase = self.passes, Phase.RECOMPUTE if forward_only else Phase.UPDATE
-            if not transformer_impl.tu.get_non_tensor_data(data, key="enable_routing_replay", default=False):
-                passes.begin_unplanned()
-            elif "routed_experts" in data.keys():  # noqa: SIM118 (a TensorDict refuses `in`)
-                self._process.note_pass()
-                passes.begin(phase, lambda: rank_batch(data, micro_batches, indices, passes.layers, mode=self._mode))
-            else:
-                passes.begin_forecast(phase, len(micro_batches))
+            replays = transformer_impl.tu.get_non_tensor_data(data, key="enable_routing_replay", default=False)
+            if not replays or "routed_experts" not in data.keys():  # noqa: SIM118 (a TensorDict refuses `in`)
+                passes.begin(phase)
+                return
+            self._process.note_pass()
+            mode = self.engine_config.router_replay.mode
+            passes.begin(phase, lambda: rank_batch(data, micro_batches, indices, passes.layers, mode=mode))
 
         @contextmanager
         def _seeing_micro_batches(self, note: Callable[[Any, Any, Any], None]) -> Iterator[None]:
@@ -170,32 +169,12 @@ def balanced(engine: type[Any]) -> type[Any]:
     return BalancedEngine
 
 
-def checked_mode(engine_config: Any, model_config: Any) -> str:
-    """Return the mode of routing replay.
-
-    Args:
-        engine_config: verl's configuration of the engine.
-        model_config: megatron's configuration of the model.
+def check_settings(engine_config: Any) -> None:
+    """Check verl's configuration of the engine.
 
     Raises:
-        InvalidInput: routing is not replayed.
-        Unsupported: relibra cannot plan passes with these settings.
+        Unsupported: the plug-in was not run with a setting.
     """
-    for field, needed in (("use_remove_padding", True), ("dynamic_context_parallel", False), ("pad_to_length", False)):
+    for field, needed in (("use_remove_padding", True), ("dynamic_context_parallel", False)):
         if getattr(engine_config, field) is not needed:
-            raise Unsupported(f"expected verl's {field}={needed}, because relibra plans no other layout of tokens")
-    variant = getattr(model_config, "experimental_attention_variant", None)
-    if variant == "dsv4_hybrid" and engine_config.context_parallel_size > 1:
-        raise Unsupported(
-            f"expected verl's context_parallel_size=1 with {variant}, because verl does not cut its sequences in "
-            f"zigzag and relibra plans no other cut, got {engine_config.context_parallel_size}"
-        )
-    mode = engine_config.router_replay.mode
-    if mode not in ("R3", "R2"):
-        raise InvalidInput.of(
-            "actor_rollout_ref.actor.megatron.router_replay.mode",
-            expected="R3 or R2, because relibra plans for routing that is replayed (or remove relibra from "
-            "external_lib)",
-            got=mode,
-        )
-    return str(mode)
+            raise Unsupported(f"expected verl's {field}={needed}, because relibra was not run with another setting")

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 
 from relibra.planning import Cluster
+from relibra.plugins.attached_job import parallel_layout
 from relibra.plugins.balanced_passes import BalancedPasses
 from relibra.plugins.settings import EMBEDDED, PluginSettings
 from relibra.routing import ModelLayers
-from relibra.routing.token_layout import ParallelLayout
+from relibra.steps.parallel_layout import ParallelLayout
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class TrainingProcess:
             token=self._token,
             attempt=planned.attempt,
             layers=self._passes.layers,
-            ranks=planned.trainer.ranks,
+            ranks=parallel_layout(),
             cluster=planned.cluster,
             next_step=self._passes.next_index,
             is_registered=planned.is_registered,
