@@ -113,7 +113,7 @@ def test_bytes_are_those_that_redis_counts(store: Store, run: Loop, job: JobReco
     measured, _ = run(store.measure_steps(job))
     with Redis.from_url(redis_url) as client:
         keys = client.keys("relibra:{job}:*:step:1:*")
-        assert len(keys) == 7
+        assert len(keys) == 8
         assert measured[0].size_bytes == sum(client.memory_usage(key, samples=0) or 0 for key in keys)
     assert measured[0].num_reports == job.cluster.num_ranks
 

@@ -34,7 +34,9 @@ def test_a_schedule_is_kept_once_and_makes_the_step_pending(store: Store, run: L
         run(store.get_schedule(job, 2))
 
 
-def test_a_schedule_that_says_more_replaces_the_sequences_and_their_plan(store: Store, run: Loop, job: JobRecord) -> None:
+def test_a_schedule_that_says_more_replaces_the_sequences_and_their_plan(
+    store: Store, run: Loop, job: JobRecord
+) -> None:
     report_all(store, run)
     run(store.put_schedule(job, 1, IDS, None))
     assert run(store.get_schedule(job, 1)) == (IDS, None, Level.STEP)

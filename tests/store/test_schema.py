@@ -48,6 +48,8 @@ def _fill(store: Store, run: Loop) -> None:
     after = run(store.rollback("job", job.epoch, 5))
     run(store.put_schedule(after, 7, IDS, SCHEDULE, traceparent="00-0af7-b7ad-01"))
     assert not run(store.end_solve(lease_of(store, run, after, 7), "it crashed", max_crashes=2))
+    for rank in range(CLUSTER.num_ranks):
+        run(store.put_report(after, report(after, Phase.UPDATE, rank, 8)))
     assert run(store.take_lease("job", LONG_S))
 
 

@@ -20,6 +20,7 @@ PHASE = PhaseSummary(
     num_reports=63,
     num_applied=60,
     imbalance=None,
+    imbalance_plain=None,
     fallbacks={Cause.LATE: 3, Cause.STALE: 1},
     plan_wait_s=0.25,
     reorder_s=0.5,
@@ -55,7 +56,7 @@ SUMMARY = StepSummary(
     submitted_at=1_763_799_999.5,
     plan=PLAN,
     failure=None,
-    phases=(replace(PHASE, phase=Phase.RECOMPUTE, num_reports=64, imbalance=1.0131), PHASE),
+    phases=(replace(PHASE, phase=Phase.RECOMPUTE, num_reports=64, imbalance=1.0131, imbalance_plain=1.71), PHASE),
     expired=Expired(at=1_763_900_000.25, cause=ExpiryCause.BYTES, age_s=3600.5),
 )
 

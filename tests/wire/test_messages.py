@@ -152,6 +152,7 @@ def test_execution_reports_survive_the_wire(applied: PlanId | None, phase: Phase
         reason="as planned",
         causes=() if applied else tuple(Cause),
         realised_load_ML=np.array([[1, 2, 2**40]], dtype=np.int64),
+        expert_load_NLE=np.arange(4 * 3 * 8, dtype=np.uint8).reshape(4, 3, 8),
         reorder_sent_bytes=2**40,
         replica_sent_bytes=1,
         plan_wait_s=0.5,
