@@ -8,7 +8,7 @@ import numpy as np
 from relibra.planner.solve.solving import warm_up
 from relibra.planning import Cluster, CostModel, Model, PlanParams, Schedule, StepLoad
 from relibra.planning.jit import machine_code
-from relibra.planning.plan import Basis
+from relibra.planning.plan import Level
 from relibra.planning.packing.repack import repack
 from relibra.planning.schedule import Freedom, PackingRules
 from relibra.planning.solve import solve
