@@ -14,8 +14,6 @@ that of the processor, and the tenth percentile of all turns, because other work
   whose home this rank is. Gradients return.
 - *First time*: the cell has not run before in this step, so what follows from the plan alone is found on the way. The
   other cells ran before, as in an earlier phase of the step or in the forward before a recomputation.
-- *Torch's own part* is a cell with the same autograd functions, hook and allocations, in which nothing else happens: no
-  rewrite of the agent's code in Python makes a replicated cell cheaper than this.
 - *Symmetric memory*: that transport queues its copies and signals on a device that does nothing.
 
 How fast a core is, a small operation says (`torch.empty(1).add_(1)`), whose time the title of the table has.
@@ -33,14 +31,11 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.host_floor import Floor, reference_us
 from benchmarks.host_stand_ins import NUM_RANKS, NoDevice, NoKernels, Nowhere, TinyExperts
-from benchmarks.results import write
+from benchmarks.results import show, write
 from relibra.agent.cells.arrivals import NUM_PARTS, Arrivals
 from relibra.agent.cells.cells import SlotTable, StepCells
 from relibra.agent.cells.fetch import Fetcher
@@ -210,14 +205,12 @@ def _no_topk(scores: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return scores, scores
 
 
-def measured_us(
-    cases: Mapping[str, Layers | Floor], num_turns: int, *, is_first_time: bool = False
-) -> dict[str, float]:
+def measured_us(cases: Mapping[str, Layers], num_turns: int, *, is_first_time: bool = False) -> dict[str, float]:
     """Run all cases in turn; return the tenth percentile of the time of a cell of each."""
     times_us: dict[str, list[float]] = {name: [] for name in cases}
     for turn in range(num_turns):
         for name, layers in cases.items():
-            if is_first_time and isinstance(layers, Layers):
+            if is_first_time:
                 layers.begin_step()
             began_s = time.thread_time()
             layers.run()
@@ -225,12 +218,23 @@ def measured_us(
     return {name: float(np.percentile(each, 10)) for name, each in times_us.items()}
 
 
-def counts(layers: Layers | Floor, kernels: NoKernels) -> tuple[float, float]:
+def counts(layers: Layers, kernels: NoKernels) -> tuple[float, float]:
     """Run all layers; return the operations of torch and the launches of `kernels` per cell."""
     before = kernels.num_launches
     with Operations() as operations:
         layers.run()
     return operations.num / MODEL.num_layers, (kernels.num_launches - before) / MODEL.num_layers
+
+
+def small_operation_us() -> float:
+    """Return the tenth percentile of the time of `torch.empty(1).add_(1)`: how fast this core is."""
+    times_us = []
+    for _ in range(200):
+        began_s = time.thread_time()
+        for _ in range(20):
+            torch.empty(1).add_(1)
+        times_us.append((time.thread_time() - began_s) / 20 * 1e6)
+    return float(np.percentile(times_us, 10))
 
 
 @contextmanager
@@ -252,14 +256,13 @@ def main() -> None:
     num_turns = parser.parse_args().cells // MODEL.num_layers
     torch.set_num_threads(1)
     with without_launches() as kernels:
-        cases: dict[str, Layers | Floor] = {
+        cases = {
             "plain": Layers(None),
             "no replicas": Layers([]),
             "no replicas, replay": Layers([], is_replayed=True),
             "replicas": Layers(REPLICAS),
             "replicas, replay": Layers(REPLICAS, is_replayed=True),
             "replicas, symmetric memory": Layers(REPLICAS, device=NoDevice()),
-            "replicas, torch's own part": Floor(MODEL, NUM_HOME, NUM_TOKENS, HIDDEN),
         }
         first_times = {"replicas, first time": Layers(REPLICAS)}
         times_us = measured_us(cases, num_turns) | measured_us(first_times, num_turns, is_first_time=True)
@@ -277,12 +280,9 @@ def main() -> None:
                     "kernels": num_launches,
                 }
             )
-    operation_us = round(reference_us(), 2)
+    operation_us = round(small_operation_us(), 2)
     title = "per layer and micro-batch, forward and backward, beyond the plain layer"
-    table = Table(*rows[0], title=f"{title}; a small operation takes {operation_us} us")
-    for row in rows:
-        table.add_row(*map(str, row.values()))
-    Console().print(table)
+    show(f"{title}; a small operation takes {operation_us} us", rows)
     write("host_cost", rows, cells=num_turns * MODEL.num_layers, small_operation_us=operation_us)
 
 

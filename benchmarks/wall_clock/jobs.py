@@ -9,8 +9,8 @@ import torch.distributed as dist
 from megatron.core.transformer.moe.moe_utils import sort_chunks_by_idxs
 from numpy.typing import NDArray
 
-from benchmarks.gpt_on_cpu import Gpt, Shape
 from benchmarks.wall_clock import routing
+from benchmarks.wall_clock.gpt_on_cpu import Gpt, Shape
 from relibra.agent import Agent, AgentConfig, Phase, attach, shared_attempt
 from relibra.planning import Cluster, Model, PlanParams
 from relibra.rollout import RolloutReporter

@@ -11,7 +11,7 @@ begins when rank 0 submits the schedule, so it includes planning, gRPC, transfer
 streaming of counts, which rollout workers do before the step.
 
 The simulation gets constants of this machine: the times of an expert and of an all-to-all, medians of measurements
-between the steps, the host time of a cell with replicas and of a step (`benchmarks.host_time`), measured before, and
+between the steps, the host time of a cell with replicas and of a step (`host_time`), measured before, and
 the times of the warm-up steps' reorders. It takes the speed of everything else from forced balance. The times of plain
 and relibra are then predictions. `python -m benchmarks.wall_clock.table` writes predicted and measured figures of all
 cases side by side into docs/evaluation.md.
@@ -31,10 +31,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from numpy.typing import NDArray
 
-from benchmarks import host_time, results
-from benchmarks.gpt_on_cpu import Shape, join
-from benchmarks.wall_clock import routing
+from benchmarks import results
+from benchmarks.wall_clock import host_time, routing
 from benchmarks.wall_clock.constants import measured_cost, median_cost
+from benchmarks.wall_clock.gpt_on_cpu import Shape, join
 from benchmarks.wall_clock.jobs import (
     FFN_SIZE,
     HIDDEN_SIZE,

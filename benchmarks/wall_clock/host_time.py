@@ -1,6 +1,6 @@
 """The time that hosts spend on cells with replicas, beside cells without: a constant of the simulation.
 
-    python -m benchmarks.host_time [--steps 40]
+    python -m benchmarks.wall_clock.host_time [--steps 40]
 
 Two expert-parallel ranks on CPU train the same tiny GPT three times: plain, attached with the identity plan, and
 attached with a replica on each rank in every cell. The model is so small that a step is almost all host time. The jobs
@@ -19,15 +19,51 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from benchmarks.fixed_plans import FixedPlans
-from benchmarks.gpt_on_cpu import Gpt, Shape, join
-from benchmarks.results import write
-from relibra.agent import Agent, AgentConfig, Phase, attach
-from relibra.planning import Cluster, Model
+from benchmarks import results
+from benchmarks.wall_clock.gpt_on_cpu import Gpt, Shape, join
+from relibra.agent import Agent, AgentConfig, Phase, PlanAnswer, attach
+from relibra.planning import Cluster, ExecutionReport, Model, PlanId, StepPlan
 
 NUM_LAYERS, NUM_MICRO_BATCHES, NUM_EXPERTS = 4, 4, 8
 _PASSES = 2
 """The forward and the backward pass of UPDATE."""
+
+
+class FixedPlans:
+    """A source of plans without a planner: the same plan for every step, with a replica on each rank, or with none."""
+
+    def __init__(self, model: Model, cluster: Cluster, *, replicas: bool) -> None:
+        self._home_rank_LE = cluster.identity_placement(model)
+        shape = (NUM_MICRO_BATCHES, model.num_layers, cluster.num_ranks if replicas else 0)
+        row_Y, layer_Y, rank_Y = np.indices(shape).reshape(3, -1)
+        expert_Y = (rank_Y - 1) % cluster.num_ranks * cluster.experts_per_rank(model)
+        self._replica_index_Y4 = np.column_stack([row_Y, layer_Y, expert_Y, rank_Y]).astype(np.int32)
+        self._replica_index_Y4 = self._replica_index_Y4[np.lexsort(self._replica_index_Y4.T[::-1])]
+
+    def wait(self, step: int, timeout_s: float) -> PlanAnswer:
+        """Return the plan with the number of the step."""
+        plan = StepPlan(
+            id=PlanId(epoch=1, version=step + 1),
+            step=step,
+            digest=b"",
+            home_rank_LE=self._home_rank_LE,
+            replica_index_Y4=self._replica_index_Y4,
+            num_micro_batches=NUM_MICRO_BATCHES,
+            reason="fixed",
+        )
+        return PlanAnswer(plan, plan.reason)
+
+    def prefetch(self, step: int) -> None:
+        """Do nothing: there is no plan to fetch."""
+
+    def report(self, report: ExecutionReport) -> None:
+        """Do nothing: there is no planner to tell."""
+
+    def rollback(self, step: int) -> None:
+        """Do nothing: plans of a step are always the same."""
+
+    def close(self) -> None:
+        """Do nothing: there is no connection to close."""
 
 
 class Job:
@@ -39,14 +75,7 @@ class Job:
         self._gpt = Gpt(Shape(model=model, hidden_size=64, expert_ffn_size=64, num_sequences=1, sequence_length=32))
         self._agent: Agent | None = None
         if replicas is not None:
-            per_rank = NUM_EXPERTS // num_ranks
-            everywhere = [
-                (row, layer, (rank - 1) % num_ranks * per_rank, rank)
-                for row in range(NUM_MICRO_BATCHES)
-                for layer in range(NUM_LAYERS)
-                for rank in range(num_ranks)
-            ]
-            plans = FixedPlans(model, cluster, NUM_MICRO_BATCHES, sorted(everywhere) if replicas else ())
+            plans = FixedPlans(model, cluster, replicas=replicas)
             config = AgentConfig(planner_address="none:0", job_id="host-time", model=model, cluster=cluster)
             self._agent = attach(self._gpt.ddp, self._gpt.optimizer, config, plans=plans)
 
@@ -100,9 +129,8 @@ def run_rank(rank: int, folder: str, num_steps: int, num_ranks: int) -> None:
     if rank == 0:
         measured = {"a pass over a cell with replicas": cell_us, "a step with the identity plan": step_us}
         rows = [{"what": what, "median_us": each[0], "quartiles_us": each[1:]} for what, each in measured.items()]
-        for row in rows:
-            print(row)
-        print(f"written to {write('host_time', rows, steps=num_steps, ranks=num_ranks)}")
+        results.show("the time of hosts", rows)
+        results.write("host_time", rows, steps=num_steps, ranks=num_ranks)
 
 
 def main() -> None:
