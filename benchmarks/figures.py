@@ -13,9 +13,9 @@ from benchmarks import results
 from benchmarks.drawing import write_figure
 
 _POLICIES = {
-    "identity": ("plain expert parallelism", "#b0b0b0"),
+    "plain": ("plain expert parallelism", "#b0b0b0"),
     "eplb_oracle": ("EPLB, oracle loads", "#e0a030"),
-    "planned": ("relibra", "#2a7f62"),
+    "replay": ("relibra, with replay", "#2a7f62"),
 }
 
 
@@ -45,13 +45,10 @@ def growth(axes: list[Axes]) -> None:
 
 def imbalance(axes: list[Axes]) -> None:
     """Draw the imbalance above 1 that every policy leaves on real routing, by topology."""
-    rows = results.read("imbalance")
+    rows = [row for row in results.read("imbalance") if (row["steps"], row["num_micro_batches"]) == ("whole", 16)]
     for axis, trace in zip(axes, dict.fromkeys(row["trace"] for row in rows), strict=True):
         for place, (policy, (label, colour)) in enumerate(_POLICIES.items()):
-            above = [
-                np.mean([row[policy] for row in _of(rows, trace, num_nodes)]) - 1  # type: ignore[call-overload]
-                for num_nodes in (1, 2, 4)
-            ]
+            above = [row[policy] - 1 for row in rows if row["trace"] == trace]
             bars = axis.bar(np.arange(3) + 0.27 * (place - 1), above, 0.25, color=colour, label=label)
             axis.bar_label(bars, labels=[f"{value + 1:.4f}" for value in above], fontsize=7, padding=2)
         axis.set_yscale("log")
@@ -60,10 +57,6 @@ def imbalance(axes: list[Axes]) -> None:
         axis.grid(axis="x", visible=False)
         axis.set_title(str(trace).split("_")[0])
     axes[0].set_ylabel("imbalance above 1 (log)")
-
-
-def _of(rows: list[dict[str, Any]], trace: object, num_nodes: int) -> list[dict[str, Any]]:
-    return [row for row in rows if (row["trace"], row["num_nodes"], row["num_micro_batches"]) == (trace, num_nodes, 16)]
 
 
 def main() -> None:

@@ -59,9 +59,9 @@ def show(title: str, rows: Sequence[Mapping[str, object]]) -> None:
     Console(width=None if sys.stdout.isatty() else 200).print(shown)
 
 
-def read(name: str) -> list[dict[str, object]]:
+def read(name: str) -> list[dict[str, Any]]:
     """Return the rows of `results/<name>.json`."""
-    rows: list[dict[str, object]] = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
+    rows: list[dict[str, Any]] = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
     return rows
 
 
