@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.peers.answers import require_complete, same_cells
+from benchmarks.peers.peer import require_complete, same_cells
 from benchmarks.peers.run import PEERS
 
 
