@@ -6,7 +6,7 @@ python -m benchmarks.evaluation.tables
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.evaluation.page import Row, cases, markdown, write_table
+from benchmarks.evaluation.page import Row, cases, markdown, write_tables
 from relibra.evaluation.constants import ranges_of
 from relibra.evaluation.dispatcher import Dispatcher
 from relibra.evaluation.hardware import HARDWARE
@@ -91,7 +91,7 @@ def _lines(found: Sequence[tuple[Row, ByPolicy]], columns: Columns) -> str:
     return markdown((*("EP" if key == "ep" else key for key in found[0][0]), *columns), lines)
 
 
-def headline() -> str:
+def _headline() -> str:
     """Return the span of the main figures over all models at EP 16 and 32, for each dispatcher."""
     by_dispatcher: dict[str, list[ByPolicy]] = {}
     for case, of in cases("presets", "dispatcher", "model", "ep"):
@@ -115,7 +115,7 @@ def headline() -> str:
     return markdown((*headings, "lowest end"), lines)
 
 
-def questions() -> str:
+def _questions() -> str:
     """Return the figures of ReLibra beside ours under DeepEP, over all models at EP 16 and 32."""
     middle = [of for case, of in cases("presets", "dispatcher", "model", "ep") if case["dispatcher"] == "deepep"]
     ours = [of["relibra"] for of in middle]
@@ -154,45 +154,17 @@ def questions() -> str:
     return markdown(("question", "ReLibra, measured", "here, simulated"), lines)
 
 
-def presets() -> str:
-    """Return the gains of all models, EP sizes and dispatchers."""
-    return _lines(sorted(cases("presets", "model", "ep", "dispatcher"), key=_place), _GAINS)
+def _sorted(part: str) -> list[tuple[Row, ByPolicy]]:
+    return sorted(cases(part, "model", "ep", "dispatcher"), key=lambda case: tuple(case[0].values()))
 
 
-def hardware() -> str:
-    """Return the gains of one model on other machines."""
-    return _lines(cases("hardware", "hardware", "ep", "dispatcher"), _GAINS)
-
-
-def domains() -> str:
-    """Return the gains on steps of one domain and of several."""
-    return _lines(cases("domains", "model", "domain"), _GAINS)
-
-
-def counts() -> str:
-    """Return the gains of DeepSeek-V3 on its own counts."""
-    return _lines(sorted(cases("counts", "model", "ep", "dispatcher"), key=_place), _GAINS)
-
-
-def costs() -> str:
+def _costs() -> str:
     """Return the seconds that planning a step takes on one core, and the share of a step that moving experts takes."""
-    found = sorted(cases("presets", "model", "ep", "dispatcher"), key=_place)
-    of_alltoall = [
-        ({"model": case["model"], "ep": case["ep"]}, of) for case, of in found if case["dispatcher"] == "alltoall"
-    ]
-    return _lines(of_alltoall, _COSTS)
+    alltoall = [(case, of) for case, of in _sorted("presets") if case["dispatcher"] == "alltoall"]
+    return _lines([({"model": case["model"], "ep": case["ep"]}, of) for case, of in alltoall], _COSTS)
 
 
-def sensitivity() -> str:
-    """Return the effect of each coefficient."""
-    return _lines(cases("sensitivity", "coefficient", "value"), _SENSITIVITY)
-
-
-def _place(case: tuple[Row, ByPolicy]) -> tuple[object, ...]:
-    return tuple(case[0].values())
-
-
-def baselines() -> str:
+def _baselines() -> str:
     """Return all policies on one model: share of perfect balance, and imbalance."""
     found = cases("baselines", "ep", "dispatcher")
     lines = []
@@ -205,14 +177,14 @@ def baselines() -> str:
     return markdown(("policy", *headings), lines)
 
 
-def ablation() -> str:
+def _ablation() -> str:
     """Return the gains of relibra's parts, alone and together, over plain expert parallelism."""
     found = cases("ablation", "model", "dispatcher")
     lines = [(name, *(_gain(of[name]) for _, of in found)) for name in found[0][1]]
     return markdown(("", *(f"{case['model']}, EP 32, {case['dispatcher']}" for case, _ in found)), lines)
 
 
-def slots() -> str:
+def _slots() -> str:
     """Return the share of perfect balance by number of slots."""
     by_policy: dict[tuple[str, str], dict[str, str]] = {}
     for case, of in cases("slots", "model", "ep", "slots"):
@@ -222,7 +194,7 @@ def slots() -> str:
     return markdown(("", "policy", *shown), [(*where, *line.values()) for where, line in by_policy.items()])
 
 
-def constants() -> str:
+def _constants() -> str:
     """Return the constants of H100 nodes with their ranges and sources; those of dispatch for every dispatcher."""
     lines = []
     for dispatcher in Dispatcher:
@@ -235,17 +207,20 @@ def constants() -> str:
     return markdown(("constant", "middle", "range", "", "sources"), lines)
 
 
-TABLES = (
-    *(headline, questions, presets, hardware, baselines, ablation),
-    *(slots, domains, counts, costs, sensitivity, constants),
-)
-
-
-def main() -> None:
-    """Rewrite all tables of the page."""
-    for table in TABLES:
-        write_table(_PAGE, table)
-
+TABLES = {
+    "headline": _headline,
+    "questions": _questions,
+    "presets": lambda: _lines(_sorted("presets"), _GAINS),
+    "hardware": lambda: _lines(cases("hardware", "hardware", "ep", "dispatcher"), _GAINS),
+    "baselines": _baselines,
+    "ablation": _ablation,
+    "slots": _slots,
+    "domains": lambda: _lines(cases("domains", "model", "domain"), _GAINS),
+    "counts": lambda: _lines(_sorted("counts"), _GAINS),
+    "costs": _costs,
+    "sensitivity": lambda: _lines(cases("sensitivity", "coefficient", "value"), _SENSITIVITY),
+    "constants": _constants,
+}
 
 if __name__ == "__main__":
-    main()
+    write_tables(_PAGE, TABLES)
