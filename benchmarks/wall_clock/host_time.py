@@ -1,32 +1,26 @@
 """The time that hosts spend on cells with replicas, beside cells without: a constant of the simulation.
 
-    python -m benchmarks.wall_clock.host_time [--steps 40]
-
-Two expert-parallel ranks on CPU train the same tiny GPT three times: plain, attached with the identity plan, and
-attached with a replica on each rank in every cell. The model is so small that a step is almost all host time. The jobs
-take one step each in turn, and the order alternates. What replicas add to a step, divided by the passes over its cells,
-is the host time of a cell: mapping tokens to copies, starting transfers, waiting for them, and adding gradients. It
-contains gloo's time for two tiny parcels. What the identity plan adds to a plain step is the host time of a step.
+The ranks train the same tiny GPT three times: plain, attached with the identity plan, and attached with a replica on
+each rank in every cell. The model is so small that a step is almost all host time. The jobs take one step each in turn,
+and the order alternates. What replicas add to a step, divided by the passes over its cells, is the host time of a cell:
+mapping tokens to copies, starting transfers, waiting for them, and adding gradients. It contains gloo's time for two
+tiny parcels. What the identity plan adds to a plain step is the host time of a step.
 """
-
-import argparse
-import functools
-import tempfile
-import time
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
-from benchmarks import results
-from benchmarks.wall_clock.gpt_on_cpu import Gpt, Shape, join
-from relibra.agent import Agent, AgentConfig, Phase, PlanAnswer, attach
+from benchmarks.wall_clock import routing
+from benchmarks.wall_clock.gpt_on_cpu import Shape
+from benchmarks.wall_clock.jobs import Job
+from relibra.agent import AgentConfig, PlanAnswer
 from relibra.planning import Cluster, ExecutionReport, Model, PlanId, StepPlan
 
-NUM_LAYERS, NUM_MICRO_BATCHES, NUM_EXPERTS = 4, 4, 8
-_PASSES = 2
-"""The forward and the backward pass of UPDATE."""
+NUM_MICRO_BATCHES = 4
+_MODEL = Model(num_layers=4, num_experts=8, top_k=2)
+_PASSES = 3
+"""The forward pass of RECOMPUTE, and the forward and the backward pass of UPDATE."""
 
 
 class FixedPlans:
@@ -66,81 +60,22 @@ class FixedPlans:
         """Do nothing: there is no connection to close."""
 
 
-class Job:
-    """One tiny GPT in training: plain (`replicas` is None), or with an agent and replicas in every cell, or none."""
-
-    def __init__(self, num_ranks: int, replicas: bool | None) -> None:
-        model = Model(num_layers=NUM_LAYERS, num_experts=NUM_EXPERTS, top_k=2)
-        cluster = Cluster(num_nodes=1, gpus_per_node=num_ranks, redundant_slots=1)
-        self._gpt = Gpt(Shape(model=model, hidden_size=64, expert_ffn_size=64, num_sequences=1, sequence_length=32))
-        self._agent: Agent | None = None
-        if replicas is not None:
-            plans = FixedPlans(model, cluster, replicas=replicas)
-            config = AgentConfig(planner_address="none:0", job_id="host-time", model=model, cluster=cluster)
-            self._agent = attach(self._gpt.ddp, self._gpt.optimizer, config, plans=plans)
-
-    def step(self, step: int) -> float:
-        """Train one step; return its seconds from barrier to barrier."""
-        dist.barrier()
-        began_s = time.perf_counter()
-        if self._agent is not None:
-            self._agent.begin_step(step, Phase.UPDATE)
-        self._gpt.train([functools.partial(self._loss, step, index) for index in range(NUM_MICRO_BATCHES)])
-        if self._agent is not None:
-            self._agent.end_step()
-        dist.barrier()
-        return time.perf_counter() - began_s
-
-    def close(self) -> None:
-        """Detach the agent."""
-        if self._agent is not None:
-            self._agent.detach()
-
-    def _loss(self, step: int, index: int) -> torch.Tensor:
-        seed = step * NUM_MICRO_BATCHES + index
-        if self._agent is None:
-            return self._gpt.loss(seed)
-        with self._agent.micro_batch(index):
-            return self._gpt.loss(seed)
-
-
-def measure(num_steps: int) -> tuple[list[float], list[float]]:
-    """Train on all ranks of the process group; return (us of a cell, us of a step), medians and quartiles of steps."""
-    num_ranks = dist.get_world_size()
-    jobs = {name: Job(num_ranks, replicas) for name, replicas in (("plain", None), ("none", False), ("all", True))}
-    for job in jobs.values():
-        job.step(0)
+def measure(num_steps: int) -> tuple[float, float]:
+    """Train on all ranks of the process group; return the us of a cell and of a step, medians of steps."""
+    cluster = Cluster(num_nodes=1, gpus_per_node=dist.get_world_size(), redundant_slots=1)
+    shape = Shape(model=_MODEL, hidden_size=64, expert_ffn_size=64, num_sequences=1, sequence_length=32)
+    config = AgentConfig(planner_address="none:0", job_id="host-time", model=_MODEL, cluster=cluster)
+    jobs = {"plain": Job(shape)}
+    for name in ("none", "all"):
+        jobs[name] = Job(shape, config, FixedPlans(_MODEL, cluster, replicas=name == "all"))
+    routed_MRLTK = routing.even(_MODEL, NUM_MICRO_BATCHES, cluster.num_ranks, shape.sequence_length)
+    routed_MLTK = torch.tensor(routed_MRLTK[:, dist.get_rank()])
     times_s: dict[str, list[float]] = {name: [] for name in jobs}
-    for step in range(1, num_steps + 1):
+    for step in range(num_steps + 1):
         for name in list(jobs) if step % 2 else reversed(jobs):
-            times_s[name].append(jobs[name].step(step))
+            times_s[name].append(jobs[name].step(step, routed_MLTK))
     for job in jobs.values():
         job.close()
-    seconds = {name: np.array(each) for name, each in times_s.items()}
-    cell_us = (seconds["all"] - seconds["none"]) / (NUM_LAYERS * NUM_MICRO_BATCHES * _PASSES) * 1e6
-    step_us = (seconds["none"] - seconds["plain"]) * 1e6
-    return np.percentile(cell_us, [50, 25, 75]).tolist(), np.percentile(step_us, [50, 25, 75]).tolist()
-
-
-def run_rank(rank: int, folder: str, num_steps: int, num_ranks: int) -> None:
-    """Measure; rank 0 prints and writes the results."""
-    join(folder, rank, num_ranks)
-    cell_us, step_us = measure(num_steps)
-    if rank == 0:
-        measured = {"a pass over a cell with replicas": cell_us, "a step with the identity plan": step_us}
-        rows = [{"what": what, "median_us": each[0], "quartiles_us": each[1:]} for what, each in measured.items()]
-        results.show("the time of hosts", rows)
-        results.write("host_time", rows, steps=num_steps, ranks=num_ranks)
-
-
-def main() -> None:
-    """Read the options and start the ranks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=40, help="steps of each kind to measure")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(run_rank, args=(folder, arguments.steps, 2), nprocs=2, start_method="fork")
-
-
-if __name__ == "__main__":
-    main()
+    plain_s, none_s, all_s = (np.array(times_s[name][1:]) for name in ("plain", "none", "all"))
+    cell_us = (all_s - none_s) / (_MODEL.num_layers * NUM_MICRO_BATCHES * _PASSES) * 1e6
+    return float(np.median(cell_us)), float(np.median((none_s - plain_s) * 1e6))

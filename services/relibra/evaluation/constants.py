@@ -114,8 +114,8 @@ _HOST_US = Range(
     low=100,
     mid=200,
     high=400,
-    source="earlier runs on CPU ranks. `python -m benchmarks.wall_clock.host_time` measures it, with gloo; no quiet "
-    "machine has run that yet. On a GPU a part of it hides behind kernels that are queued, which nobody has measured",
+    source="earlier runs on CPU ranks. `python -m benchmarks.wall_clock` measures it, with gloo; no quiet machine has "
+    "run that yet. On a GPU a part of it hides behind kernels that are queued, which nobody has measured",
     is_guess=True,
 )
 _TILE_ROWS = Range(
