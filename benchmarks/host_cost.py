@@ -42,7 +42,7 @@ from relibra.agent.cells.fetch import Fetcher
 from relibra.agent.cells.gradient_return import ARRIVING_BYTES, GradientReturns
 from relibra.agent.cells.layer import LayerExecution
 from relibra.agent.cells.micro_batch import MicroBatch, RealisedLoad, running
-from relibra.agent.cells.replay import MicroBatchReplay, check_routing
+from relibra.agent.cells.replay import MicroBatchReplay
 from relibra.agent.cells.slots import Slots
 from relibra.agent.cells.token_split import TokenSplit, split
 from relibra.agent.cells.visit import ReplicaContext
@@ -110,7 +110,6 @@ class Layers:
 
     Args:
         replicas: (layer, expert, rank) of each replica; None for no agent.
-        is_replayed: whether the caller gives the routing.
         device: symmetric memory through which replicas travel; None to let them travel nowhere.
     """
 
@@ -118,18 +117,16 @@ class Layers:
         self,
         replicas: Sequence[tuple[int, int, int]] | None,
         *,
-        is_replayed: bool = False,
         device: SymmetricMemory | None = None,
     ) -> None:
         self._experts = [TinyExperts(NUM_HOME) for _ in range(MODEL.num_layers)]
-        self._routed_TK = torch.stack([torch.randperm(MODEL.num_experts)[: MODEL.top_k] for _ in range(NUM_TOKENS)])
         self._tokens = torch.zeros(NUM_TOKENS, HIDDEN, requires_grad=True)
         self._probs_TE = torch.rand(NUM_TOKENS, MODEL.num_experts, requires_grad=True)
         self._tokens_per_slot = torch.zeros(NUM_HOME + CLUSTER.redundant_slots, dtype=torch.int64)
         self._executions: list[LayerExecution] = []
         if replicas is None:
             return
-        self._plan, self._is_replayed = plan_with(replicas), is_replayed
+        self._plan = plan_with(replicas)
         self.begin_step()
         by_layer = dict(enumerate(self._experts))
         moved: ExpertTransport = Nowhere() if device is None else SymmetricTransport(device)
@@ -167,13 +164,12 @@ class Layers:
         cells = StepCells(
             Placement.identity(MODEL, CLUSTER), CLUSTER, ep_group=0, ep_rank=0, plan=self._plan, device=CPU
         )
-        routed_LTK = self._routed_TK.expand(MODEL.num_layers, -1, -1)
         self._micro_batch = MicroBatch(
             owner=self,
             index=0,
             cells=cells,
             realised=RealisedLoad(1, MODEL.num_layers),
-            given_experts=check_routing(routed_LTK, MODEL, CPU) if self._is_replayed else None,
+            given_experts=None,
         )
         transfer_schedule.cache_clear()
 
@@ -259,27 +255,22 @@ def main() -> None:
         cases = {
             "plain": Layers(None),
             "no replicas": Layers([]),
-            "no replicas, replay": Layers([], is_replayed=True),
             "replicas": Layers(REPLICAS),
-            "replicas, replay": Layers(REPLICAS, is_replayed=True),
             "replicas, symmetric memory": Layers(REPLICAS, device=NoDevice()),
         }
         first_times = {"replicas, first time": Layers(REPLICAS)}
         times_us = measured_us(cases, num_turns) | measured_us(first_times, num_turns, is_first_time=True)
-        cases |= first_times
-        rows = list[dict[str, object]]()
-        plain_us, (num_plain, _) = times_us["plain"], counts(cases["plain"], kernels)
-        for name, layers in cases.items():
-            num_operations, num_launches = counts(layers, kernels)
-            beyond = name != "plain"
-            rows.append(
-                {
-                    "cell": name,
-                    "host_us": round(times_us[name] - beyond * plain_us, 1),
-                    "operations": num_operations - beyond * num_plain,
-                    "kernels": num_launches,
-                }
-            )
+        counted = {name: counts(layers, kernels) for name, layers in (cases | first_times).items()}
+    plain_us, (num_plain, _) = times_us.pop("plain"), counted["plain"]
+    rows = [
+        {
+            "cell": name,
+            "host_us": round(time_us - plain_us, 1),
+            "operations": counted[name][0] - num_plain,
+            "kernels": counted[name][1],
+        }
+        for name, time_us in times_us.items()
+    ]
     operation_us = round(small_operation_us(), 2)
     title = "per layer and micro-batch, forward and backward, beyond the plain layer"
     show(f"{title}; a small operation takes {operation_us} us", rows)

@@ -14,7 +14,7 @@ _TESTS = ("torch", "numpy", "pytest", "pytest_timeout", "hypothesis")
 _RANKS = (*_TESTS, "grpc", "google.protobuf", "opentelemetry", "packaging", "pybase64", "redis", "megatron.core")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Stage:
     """One part of the check: a process with a log and a time limit of its own."""
 
@@ -22,17 +22,24 @@ class Stage:
     limit_s: float
     command: Sequence[str]
     """A command, with `{python}`, `{device}`, `{way}` (how ranks join) and `{figures}` (a file) still to be filled."""
-    needs: Sequence[str]
-    """The modules that it imports, apart from those of this repository, and the programs that it starts."""
     runs_on_cpu: bool = False
-    counts_tests: bool = False
-    """Whether a run in which no test passed is a failure."""
     variables: Sequence[tuple[str, str]] = ()
+
+    @property
+    def runs_tests(self) -> bool:
+        """Whether it runs tests: without one that passed, it fails."""
+        return "pytest" in self.command
 
     @property
     def needs_ranks(self) -> bool:
         """Whether several ranks must be able to join."""
         return "{way}" in self.command
+
+    @property
+    def needs(self) -> Sequence[str]:
+        """The modules that it imports, apart from those of this repository, and the program that it starts."""
+        modules = _RANKS if self.needs_ranks else _TESTS if self.runs_tests else ("torch", "numpy")
+        return (*modules, SANITIZER) if self.command[0] == SANITIZER else modules
 
 
 def _pytest(*arguments: str) -> tuple[str, ...]:
@@ -45,68 +52,27 @@ def _module(module: str, *arguments: str) -> tuple[str, ...]:
     return ("{python}", "-m", module, *arguments, "--figures", "{figures}")
 
 
-def _sanitized(tool: str, limit_s: float, *variables: tuple[str, str]) -> Stage:
+def _sanitized(tool: str) -> tuple[str, ...]:
     only = [f"--kernel-name=kernel_name={kernel}" for kernel in KERNELS]
     small = "test_kernels_on_cuda and not graph and not current_stream and not every_run"
     tests = _pytest("tests/gpu", "-q", "-x", "-k", small, "-o", "timeout=0")
-    return Stage(
-        name=tool,
-        limit_s=limit_s,
-        command=(SANITIZER, "--tool", tool, "--error-exitcode", "9", "--report-api-errors", "no", *only, *tests),
-        needs=(*_TESTS, SANITIZER),
-        counts_tests=True,
-        variables=variables,
-    )
+    return (SANITIZER, "--tool", tool, "--error-exitcode", "9", "--report-api-errors", "no", *only, *tests)
 
 
 _NEUTRALITY = ("tests/distributed/test_neutrality.py", "tests/distributed/test_matrix.py")
 _JOIN = ("--device", "{device}", "--way", "{way}")
 STAGES = (
-    Stage(
-        name="kernels",
-        limit_s=120.0,
-        command=_pytest("tests/gpu", "-v", "-ra"),
-        needs=_TESTS,
-        counts_tests=True,
-    ),
-    Stage(
-        name="bandwidth",
-        limit_s=160.0,
-        command=_module("benchmarks.gpu.measure"),
-        needs=("torch", "numpy"),
-    ),
-    Stage(
-        name="probe",
-        limit_s=150.0,
-        command=_module("benchmarks.gpu.probe", "--device", "{device}"),
-        needs=("torch",),
-        runs_on_cpu=True,
-    ),
-    Stage(
-        name="ranks",
-        limit_s=300.0,
-        # The log names each test as it ends, so a stage that runs into its limit still says what has passed.
-        command=_pytest(*_NEUTRALITY, "-v", "-ra", *_JOIN),
-        needs=_RANKS,
-        counts_tests=True,
-    ),
+    Stage("kernels", 120.0, _pytest("tests/gpu", "-v", "-ra")),
+    Stage("bandwidth", 160.0, _module("benchmarks.gpu.measure")),
+    Stage("probe", 150.0, _module("benchmarks.gpu.probe", "--device", "{device}"), runs_on_cpu=True),
+    # The log names each test as it ends, so a stage that runs into its limit still says what has passed.
+    Stage("ranks", 300.0, _pytest(*_NEUTRALITY, "-v", "-ra", *_JOIN)),
     # Torch's allocator hands out parts of large blocks, within which memcheck sees no violation.
-    _sanitized("memcheck", 120.0, ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")),
-    _sanitized("racecheck", 80.0),
-    _sanitized("synccheck", 80.0),
-    Stage(
-        name="host",
-        limit_s=120.0,
-        command=_module("benchmarks.gpu.hot_path", "host", *_JOIN),
-        needs=_RANKS,
-        runs_on_cpu=True,
-    ),
-    Stage(
-        name="trace",
-        limit_s=120.0,
-        command=_module("benchmarks.gpu.hot_path", "trace", *_JOIN),
-        needs=_RANKS,
-    ),
+    Stage("memcheck", 120.0, _sanitized("memcheck"), variables=[("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")]),
+    Stage("racecheck", 80.0, _sanitized("racecheck")),
+    Stage("synccheck", 80.0, _sanitized("synccheck")),
+    Stage("host", 120.0, _module("benchmarks.gpu.hot_path", "host", *_JOIN), runs_on_cpu=True),
+    Stage("trace", 120.0, _module("benchmarks.gpu.hot_path", "trace", *_JOIN)),
 )
 """The stages in the order in which they run."""
 
@@ -173,6 +139,6 @@ def verdict(stage: Stage, status: int | None, limit_s: float, log: str) -> tuple
     if status != 0:
         ended = f"ended by signal {-status}" if status < 0 else f"status {status}"
         return Verdict.FAILED, ": ".join([ended, *counted])
-    if stage.counts_tests and not re.search(r"[1-9]\d* passed", "".join(counted)):
+    if stage.runs_tests and not re.search(r"[1-9]\d* passed", "".join(counted)):
         return Verdict.FAILED, ": ".join(["no test passed", *counted])
     return Verdict.PASSED, "".join(counted)

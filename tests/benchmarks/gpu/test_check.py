@@ -58,7 +58,7 @@ def is_running(process: int) -> bool:
 def stage(name: str, code: str, limit_s: float = 60.0) -> Stage:
     """A stage that runs Python code, with the file for figures as its argument."""
     command = ("{python}", "-c", code.replace("{", "{{").replace("}", "}}"), "{figures}")
-    return Stage(name=name, limit_s=limit_s, needs=(), command=command)
+    return Stage(name, limit_s, command)
 
 
 def test_a_stage_that_fails_or_hangs_does_not_stop_the_next(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from benchmarks.gpu.stages import SANITIZER, STAGES, Stage, Verdict, chosen, ref
 
 REPOSITORY = Path(__file__).parents[3]
 BY_NAME = {stage.name: stage for stage in STAGES}
-STAGE = Stage(name="a stage", limit_s=100.0, command=["x"], needs=["grpc", SANITIZER])
+STAGE = Stage("a stage", 100.0, ["x"])
+OF_TESTS = replace(STAGE, command=[SANITIZER, "python", "-m", "pytest"])
 OF_RANKS = replace(STAGE, command=["x", "--way", "{way}"])
 
 
@@ -52,8 +53,8 @@ def test_a_stage_with_all_it_needs_runs() -> None:
     ("stage", "changes", "why"),
     [
         (STAGE, {"device": "cpu"}, "needs a CUDA device; this is a rehearsal on the CPU"),
-        (STAGE, {"absent": {"grpc", "redis"}}, "lacks grpc; `make gpu-bundle` packs"),
-        (STAGE, {"absent": {SANITIZER}}, "lacks compute-sanitizer"),
+        (OF_RANKS, {"absent": {"grpc", "another"}}, "lacks grpc; `make gpu-bundle` packs"),
+        (OF_TESTS, {"absent": {SANITIZER}}, "lacks compute-sanitizer"),
         (OF_RANKS, {"way": None}, "no way was found for several ranks"),
         (STAGE, {"left_s": 9.0}, "the time of the whole check is used up: 9 s are left"),
         (STAGE, {"left_s": -3.0}, "0 s are left; name it with --stages"),
@@ -81,7 +82,7 @@ SKIPPED_LOG = "ssss\n4 skipped in 0.31s\n"
     ],
 )
 def test_the_verdict_of_a_stage_of_tests(status: int | None, log: str, ended: Verdict, reason: str) -> None:
-    assert verdict(replace(STAGE, counts_tests=True), status, 100.0, log) == (ended, reason)
+    assert verdict(OF_TESTS, status, 100.0, log) == (ended, reason)
 
 
 def test_a_stage_without_tests_passes_by_its_status() -> None:
