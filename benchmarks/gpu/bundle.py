@@ -61,7 +61,7 @@ def build(folder: Path, wheels: Sequence[Path], made_for: str, max_bytes: int = 
         max_bytes: the size that is refused if the bundle exceeds it.
 
     Raises:
-        ValueError: the bundle is larger.
+        ValueError: the bundle would be larger, so there is none.
     """
     shutil.rmtree(folder, ignore_errors=True)
     for name in _git("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *_SOURCES).split("\0"):
@@ -78,6 +78,7 @@ def build(folder: Path, wheels: Sequence[Path], made_for: str, max_bytes: int = 
     sizes = {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     if (total := sum(sizes.values())) > max_bytes:
         largest = ", ".join(sorted(sizes, key=lambda name: -sizes[name])[:5])
+        shutil.rmtree(folder)
         raise ValueError(f"expected at most {max_bytes >> 20} MiB, got {total >> 20}; the largest files are {largest}")
     return total
 

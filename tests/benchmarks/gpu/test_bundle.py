@@ -29,6 +29,7 @@ def test_a_larger_bundle_is_refused(tmp_path: Path) -> None:
     wheel.write_bytes(b"x" * (9 << 20))
     with pytest.raises(ValueError, match=r"at most 9 MiB, got 1\d; the largest files are wheels/big-1\.0"):
         build(tmp_path / "bundle", [wheel], this_machine(), max_bytes=9 << 20)
+    assert [path.name for path in tmp_path.iterdir()] == [wheel.name]
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.12"])
