@@ -81,7 +81,7 @@ gpu-bundle: $(READY)dev  ## build build/gpu-bundle: all that gpu-check needs on 
 # This uses PYTHON and not .venv, because it fetches nothing. PYTHON must have torch with CUDA. Wheels of a bundle serve
 # where PYTHON lacks a package.
 gpu-check:  ## run all tests and benchmarks that need a CUDA device; ARGS="--stages=kernels,ranks --budget-s=540" runs a part
-	PYTHONPATH=services:trainer_agent:kernels:proto:tests $(PYTHON) -m benchmarks.gpu.check \
+	PYTHONPATH=services:trainer_agent:kernels:proto:tests $(PYTHON) -m benchmarks.gpu \
 	  $(if $(wildcard build/gpu-bundle/wheels),--wheels build/gpu-bundle/wheels) $(ARGS)
 
 bench: $(READY)figures  ## measure and draw docs/benchmarks.md; about five minutes, needs RELIBRA_TRACES

@@ -1,4 +1,4 @@
-"""Draw the figures of docs/benchmarks.md from the results on disk.
+"""Draw how plan time grows, for docs/benchmarks.md, from the results on disk.
 
 python -m benchmarks.figures
 """
@@ -6,17 +6,10 @@ python -m benchmarks.figures
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 
 from benchmarks import results
 from benchmarks.drawing import write_figure
-
-_POLICIES = {
-    "identity": ("plain expert parallelism", "#b0b0b0"),
-    "eplb_oracle": ("EPLB, oracle loads", "#e0a030"),
-    "planned": ("relibra", "#2a7f62"),
-}
 
 
 def growth(axes: list[Axes]) -> None:
@@ -43,34 +36,5 @@ def growth(axes: list[Axes]) -> None:
     axes[0].set_ylabel("seconds, one core")
 
 
-def imbalance(axes: list[Axes]) -> None:
-    """Draw the imbalance above 1 that every policy leaves on real routing, by topology."""
-    rows = results.read("imbalance")
-    for axis, trace in zip(axes, dict.fromkeys(row["trace"] for row in rows), strict=True):
-        for place, (policy, (label, colour)) in enumerate(_POLICIES.items()):
-            above = [
-                np.mean([row[policy] for row in _of(rows, trace, num_nodes)]) - 1  # type: ignore[call-overload]
-                for num_nodes in (1, 2, 4)
-            ]
-            bars = axis.bar(np.arange(3) + 0.27 * (place - 1), above, 0.25, color=colour, label=label)
-            axis.bar_label(bars, labels=[f"{value + 1:.4f}" for value in above], fontsize=7, padding=2)
-        axis.set_yscale("log")
-        axis.set_ylim(3e-5, 6)
-        axis.set_xticks(range(3), ["1 x 8 GPUs", "2 x 8", "4 x 8"])
-        axis.grid(axis="x", visible=False)
-        axis.set_title(str(trace).split("_")[0])
-    axes[0].set_ylabel("imbalance above 1 (log)")
-
-
-def _of(rows: list[dict[str, Any]], trace: object, num_nodes: int) -> list[dict[str, Any]]:
-    return [row for row in rows if (row["trace"], row["num_nodes"], row["num_micro_batches"]) == (trace, num_nodes, 16)]
-
-
-def main() -> None:
-    """Write the figures as SVG."""
-    write_figure("growth", growth, num_panels=4, size=(11, 3.0))
-    write_figure("imbalance", imbalance, num_panels=2, size=(9, 3.6))
-
-
 if __name__ == "__main__":
-    main()
+    write_figure("growth", growth, num_panels=4, size=(11, 3.0))

@@ -14,8 +14,6 @@ that of the processor, and the tenth percentile of all turns, because other work
   whose home this rank is. Gradients return.
 - *First time*: the cell has not run before in this step, so what follows from the plan alone is found on the way. The
   other cells ran before, as in an earlier phase of the step or in the forward before a recomputation.
-- *Torch's own part* is a cell with the same autograd functions, hook and allocations, in which nothing else happens: no
-  rewrite of the agent's code in Python makes a replicated cell cheaper than this.
 - *Symmetric memory*: that transport queues its copies and signals on a device that does nothing.
 
 How fast a core is, a small operation says (`torch.empty(1).add_(1)`), whose time the title of the table has.
@@ -33,21 +31,18 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.host_floor import Floor, reference_us
 from benchmarks.host_stand_ins import NUM_RANKS, NoDevice, NoKernels, Nowhere, TinyExperts
-from benchmarks.results import write
+from benchmarks.results import show, write
 from relibra.agent.cells.arrivals import NUM_PARTS, Arrivals
 from relibra.agent.cells.cells import SlotTable, StepCells
 from relibra.agent.cells.fetch import Fetcher
 from relibra.agent.cells.gradient_return import ARRIVING_BYTES, GradientReturns
 from relibra.agent.cells.layer import LayerExecution
 from relibra.agent.cells.micro_batch import MicroBatch, RealisedLoad, running
-from relibra.agent.cells.replay import MicroBatchReplay, check_routing
+from relibra.agent.cells.replay import MicroBatchReplay
 from relibra.agent.cells.slots import Slots
 from relibra.agent.cells.token_split import TokenSplit, split
 from relibra.agent.cells.visit import ReplicaContext
@@ -115,7 +110,6 @@ class Layers:
 
     Args:
         replicas: (layer, expert, rank) of each replica; None for no agent.
-        is_replayed: whether the caller gives the routing.
         device: symmetric memory through which replicas travel; None to let them travel nowhere.
     """
 
@@ -123,18 +117,16 @@ class Layers:
         self,
         replicas: Sequence[tuple[int, int, int]] | None,
         *,
-        is_replayed: bool = False,
         device: SymmetricMemory | None = None,
     ) -> None:
         self._experts = [TinyExperts(NUM_HOME) for _ in range(MODEL.num_layers)]
-        self._routed_TK = torch.stack([torch.randperm(MODEL.num_experts)[: MODEL.top_k] for _ in range(NUM_TOKENS)])
         self._tokens = torch.zeros(NUM_TOKENS, HIDDEN, requires_grad=True)
         self._probs_TE = torch.rand(NUM_TOKENS, MODEL.num_experts, requires_grad=True)
         self._tokens_per_slot = torch.zeros(NUM_HOME + CLUSTER.redundant_slots, dtype=torch.int64)
         self._executions: list[LayerExecution] = []
         if replicas is None:
             return
-        self._plan, self._is_replayed = plan_with(replicas), is_replayed
+        self._plan = plan_with(replicas)
         self.begin_step()
         by_layer = dict(enumerate(self._experts))
         moved: ExpertTransport = Nowhere() if device is None else SymmetricTransport(device)
@@ -172,13 +164,12 @@ class Layers:
         cells = StepCells(
             Placement.identity(MODEL, CLUSTER), CLUSTER, ep_group=0, ep_rank=0, plan=self._plan, device=CPU
         )
-        routed_LTK = self._routed_TK.expand(MODEL.num_layers, -1, -1)
         self._micro_batch = MicroBatch(
             owner=self,
             index=0,
             cells=cells,
             realised=RealisedLoad(1, MODEL.num_layers),
-            given_experts=check_routing(routed_LTK, MODEL, CPU) if self._is_replayed else None,
+            given_experts=None,
         )
         transfer_schedule.cache_clear()
 
@@ -210,14 +201,12 @@ def _no_topk(scores: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return scores, scores
 
 
-def measured_us(
-    cases: Mapping[str, Layers | Floor], num_turns: int, *, is_first_time: bool = False
-) -> dict[str, float]:
+def measured_us(cases: Mapping[str, Layers], num_turns: int, *, is_first_time: bool = False) -> dict[str, float]:
     """Run all cases in turn; return the tenth percentile of the time of a cell of each."""
     times_us: dict[str, list[float]] = {name: [] for name in cases}
     for turn in range(num_turns):
         for name, layers in cases.items():
-            if is_first_time and isinstance(layers, Layers):
+            if is_first_time:
                 layers.begin_step()
             began_s = time.thread_time()
             layers.run()
@@ -225,12 +214,23 @@ def measured_us(
     return {name: float(np.percentile(each, 10)) for name, each in times_us.items()}
 
 
-def counts(layers: Layers | Floor, kernels: NoKernels) -> tuple[float, float]:
+def counts(layers: Layers, kernels: NoKernels) -> tuple[float, float]:
     """Run all layers; return the operations of torch and the launches of `kernels` per cell."""
     before = kernels.num_launches
     with Operations() as operations:
         layers.run()
     return operations.num / MODEL.num_layers, (kernels.num_launches - before) / MODEL.num_layers
+
+
+def small_operation_us() -> float:
+    """Return the tenth percentile of the time of `torch.empty(1).add_(1)`: how fast this core is."""
+    times_us = []
+    for _ in range(200):
+        began_s = time.thread_time()
+        for _ in range(20):
+            torch.empty(1).add_(1)
+        times_us.append((time.thread_time() - began_s) / 20 * 1e6)
+    return float(np.percentile(times_us, 10))
 
 
 @contextmanager
@@ -252,37 +252,28 @@ def main() -> None:
     num_turns = parser.parse_args().cells // MODEL.num_layers
     torch.set_num_threads(1)
     with without_launches() as kernels:
-        cases: dict[str, Layers | Floor] = {
+        cases = {
             "plain": Layers(None),
             "no replicas": Layers([]),
-            "no replicas, replay": Layers([], is_replayed=True),
             "replicas": Layers(REPLICAS),
-            "replicas, replay": Layers(REPLICAS, is_replayed=True),
             "replicas, symmetric memory": Layers(REPLICAS, device=NoDevice()),
-            "replicas, torch's own part": Floor(MODEL, NUM_HOME, NUM_TOKENS, HIDDEN),
         }
         first_times = {"replicas, first time": Layers(REPLICAS)}
         times_us = measured_us(cases, num_turns) | measured_us(first_times, num_turns, is_first_time=True)
-        cases |= first_times
-        rows = list[dict[str, object]]()
-        plain_us, (num_plain, _) = times_us["plain"], counts(cases["plain"], kernels)
-        for name, layers in cases.items():
-            num_operations, num_launches = counts(layers, kernels)
-            beyond = name != "plain"
-            rows.append(
-                {
-                    "cell": name,
-                    "host_us": round(times_us[name] - beyond * plain_us, 1),
-                    "operations": num_operations - beyond * num_plain,
-                    "kernels": num_launches,
-                }
-            )
-    operation_us = round(reference_us(), 2)
+        counted = {name: counts(layers, kernels) for name, layers in (cases | first_times).items()}
+    plain_us, (num_plain, _) = times_us.pop("plain"), counted["plain"]
+    rows = [
+        {
+            "cell": name,
+            "host_us": round(time_us - plain_us, 1),
+            "operations": counted[name][0] - num_plain,
+            "kernels": counted[name][1],
+        }
+        for name, time_us in times_us.items()
+    ]
+    operation_us = round(small_operation_us(), 2)
     title = "per layer and micro-batch, forward and backward, beyond the plain layer"
-    table = Table(*rows[0], title=f"{title}; a small operation takes {operation_us} us")
-    for row in rows:
-        table.add_row(*map(str, row.values()))
-    Console().print(table)
+    show(f"{title}; a small operation takes {operation_us} us", rows)
     write("host_cost", rows, cells=num_turns * MODEL.num_layers, small_operation_us=operation_us)
 
 

@@ -4,11 +4,15 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.table import Table
 
 from relibra.atomic_file import write_atomically
 
@@ -44,9 +48,20 @@ def _rounded(value: object) -> object:
             return value
 
 
-def read(name: str) -> list[dict[str, object]]:
+def show(title: str, rows: Sequence[Mapping[str, object]]) -> None:
+    """Print a table with a column for each key of the rows."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    shown = Table(*(name.replace("_", " ") for name in names), title=title)
+    for row in rows:
+        shown.add_row(
+            *(f"{value:.5g}" if isinstance(value := row.get(name, ""), float) else str(value) for name in names)
+        )
+    Console(width=None if sys.stdout.isatty() else 200).print(shown)
+
+
+def read(name: str) -> list[dict[str, Any]]:
     """Return the rows of `results/<name>.json`."""
-    rows: list[dict[str, object]] = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
+    rows: list[dict[str, Any]] = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
     return rows
 
 

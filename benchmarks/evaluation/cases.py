@@ -1,6 +1,6 @@
 """The simulated steps of docs/evaluation.md: questions by name, and a row of figures for every policy."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -14,7 +14,10 @@ from relibra.evaluation.training import Training
 from relibra.evaluation.workload import Workload
 from relibra.planning import Cluster
 from relibra.routing import RoutingTrace, read_trace
-from relibra.routing.trace_sets import split_by_domain
+
+Rows = list[dict[str, object]]
+Case = Callable[[], Rows]
+"""A part of a table, computed by one process."""
 
 GPT_OSS, DEEPSEEK_LITE = "gpt-oss-20b_mmlu", "deepseek-v2-lite_esft"
 GPUS_PER_NODE = 8
@@ -27,11 +30,6 @@ MAIN_POLICIES = ("plain", "eplb-history", "eplb-oracle", "ultraep", "reorder-onl
 def trace(name: str = GPT_OSS) -> RoutingTrace:
     """Return a recorded trace."""
     return read_trace(results.TRACES / f"{name}.npz")
-
-
-def of_domain(recorded: RoutingTrace, domain: str) -> RoutingTrace:
-    """Return the part of a trace with the sequences of one domain."""
-    return split_by_domain(recorded)[domain]
 
 
 def question(
@@ -83,14 +81,12 @@ def row(outcome: Outcome, **where: object) -> dict[str, object]:
     }
 
 
-def rows_of(asked: Question, policies: Sequence[str], seed: int = 0, **where: object) -> list[dict[str, object]]:
+def rows_of(asked: Question, policies: Sequence[str], seed: int = 0, **where: object) -> Rows:
     """Draw two consecutive steps and compare policies on the second."""
     return rows_on(asked.steps(seed), asked.training, policies, **where)
 
 
-def rows_on(
-    steps: tuple[Workload, Workload], training: Training, policies: Sequence[str], **where: object
-) -> list[dict[str, object]]:
+def rows_on(steps: tuple[Workload, Workload], training: Training, policies: Sequence[str], **where: object) -> Rows:
     """Compare policies on the second of two consecutive steps, with the slots of `training`."""
     before, now = (replace(each, cluster=training.cluster) for each in steps)
     outcomes = simulate(now, before, training, policies, num_threads=1)  # the cases already fill the cores

@@ -1,30 +1,28 @@
 """DeepSeek-V3 on its own counts: the sequences of a step mix the six workloads of its published expert statistics."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 
 from benchmarks import results
-from benchmarks.evaluation.cases import DISPATCHERS, MAIN_POLICIES, question, rows_on
+from benchmarks.evaluation.cases import DISPATCHERS, MAIN_POLICIES, Case, Rows, question, rows_on
 from benchmarks.workload_mix import mix_workloads
 from relibra.evaluation.workload import Workload
 from relibra.planning import Schedule
-
-Rows = list[dict[str, object]]
 
 _MODEL = "deepseek-v3"
 _SEQUENCES_PER_RANK = 2
 
 
-def counts() -> Iterator[Callable[[], Rows]]:
+def counts() -> Iterator[Case]:
     """Yield one case for every number of ranks."""
     for ep in (32, 16):
         yield partial(_rows, ep)
 
 
 def _rows(ep: int) -> Rows:
-    drawn, found = steps(ep), list[dict[str, object]]()
+    drawn, found = steps(ep), Rows()
     for dispatcher in DISPATCHERS:
         training = question(_MODEL, ep, dispatcher=dispatcher).training
         found += rows_on(drawn, training, MAIN_POLICIES, model=_MODEL, ep=ep, dispatcher=dispatcher.value)

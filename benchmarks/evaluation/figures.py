@@ -1,4 +1,4 @@
-"""Draw the figures of docs/evaluation.md from the results on disk.
+"""Draw the figure of docs/evaluation.md from the results on disk.
 
 python -m benchmarks.evaluation.figures
 """
@@ -35,48 +35,5 @@ def presets(axes: list[Axes]) -> None:
     axes[0].invert_yaxis()
 
 
-def tornado(axes: list[Axes]) -> None:
-    """Draw what every coefficient does to the gain and to the share of perfect balance."""
-    found = [(case, of["relibra"]) for case, of in cases("sensitivity", "coefficient", "value")]
-    base = next(row for case, row in found if case["coefficient"] == "base")
-    names = list(dict.fromkeys(case["coefficient"] for case, _ in found if case["coefficient"] != "base"))
-
-    def span(name: str, what: str) -> float:
-        values = [row[what] for case, row in found if case["coefficient"] == name] + [base[what]]
-        return float(max(values) - min(values))
-
-    names.sort(key=lambda name: -span(name, "over_plain"))
-    for axis, what, title in (
-        (axes[0], "over_plain", "throughput over plain, x"),
-        (axes[1], "of_balanced", "share of perfect balance, %"),
-    ):
-        scale = 1 if what == "over_plain" else 100
-        for name in names:
-            for place, (case, row) in enumerate(one for one in found if one[0]["coefficient"] == name):
-                value = scale * (row[what] - base[what])
-                colour = ("#4060a0", "#2a7f62")[place]
-                axis.barh(name, value, left=scale * base[what], color=colour, height=0.6, alpha=0.85)
-                axis.annotate(
-                    case["value"],
-                    (scale * row[what], name),
-                    xytext=(3 if value >= 0 else -3, 0),
-                    textcoords="offset points",
-                    ha="left" if value >= 0 else "right",
-                    va="center",
-                    fontsize=7,
-                )
-        axis.axvline(scale * base[what], color="black", linewidth=0.8)
-        axis.margins(x=0.15)
-        axis.set_xlabel(title)
-        axis.grid(axis="y", visible=False)
-    axes[0].invert_yaxis()
-
-
-def main() -> None:
-    """Write the figures as SVG."""
-    write_figure("evaluation-presets", presets, num_panels=4, size=(11, 3.2), legend_columns=4)
-    write_figure("evaluation-tornado", tornado, num_panels=2, size=(11, 8))
-
-
 if __name__ == "__main__":
-    main()
+    write_figure("evaluation-presets", presets, num_panels=4, size=(11, 3.2), legend_columns=4)

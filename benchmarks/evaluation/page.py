@@ -1,6 +1,6 @@
 """Results on disk as tables of a page, which marks the place of each table by `<!-- name -->` and `<!-- /name -->`."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,14 @@ def markdown(headings: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in (headings, rule, *lines))
 
 
-def write_table(page: Path, table: Callable[[], str]) -> None:
-    """Replace the table on the page that has the function's name."""
+def write_tables(page: Path, tables: Mapping[str, Callable[[], str]]) -> None:
+    """Replace tables on the page, by name."""
     text = page.read_text(encoding="utf-8")
-    begin, end = f"<!-- {table.__name__} -->\n", f"<!-- /{table.__name__} -->"
-    before, found, rest = text.partition(begin)
-    _, closed, after = rest.partition(end)
-    if not found or not closed:
-        raise SystemExit(f"{page} has no place for the table {table.__name__}: expected {begin.strip()} and {end}")
-    page.write_text(f"{before}{begin}\n{table()}\n\n{end}{after}", encoding="utf-8")
+    for name, table in tables.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        before, opened, rest = text.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not opened or not closed:
+            raise SystemExit(f"{page} has no place for the table {name}: expected {begin.strip()} and {end}")
+        text = f"{before}{begin}\n{table()}\n\n{end}{after}"
+    page.write_text(text, encoding="utf-8")

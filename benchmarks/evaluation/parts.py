@@ -7,11 +7,11 @@ that run on all cores, one thread each.
 """
 
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 from benchmarks import results
 from benchmarks.evaluation.cases import (
@@ -20,7 +20,8 @@ from benchmarks.evaluation.cases import (
     GPT_OSS,
     MAIN_POLICIES,
     NUM_MICRO_BATCHES,
-    of_domain,
+    Case,
+    Rows,
     question,
     rows_of,
     rows_on,
@@ -31,102 +32,69 @@ from benchmarks.evaluation.sensitivity import sensitivity
 from relibra.evaluation.dispatcher import Dispatcher
 from relibra.evaluation.model_presets import MODELS
 from relibra.evaluation.policies import POLICIES
+from relibra.routing.trace_sets import split_by_domain
 
-Rows = list[dict[str, object]]
-Case = Callable[[], Rows]
-
-_EP = (16, 32)
 _ABLATION = ("plain", "reorder-only", "replicate-only", "relibra", "relibra-packed")
 
 
-def _presets() -> Iterator[Case]:
-    """All models on H100, the largest first, so that all cores finish together."""
-    cases = [(model, ep) for model in MODELS.values() for ep in _EP if model.num_experts % ep == 0]
-    for model, ep in sorted(cases, key=lambda case: -case[0].num_layers * case[0].num_experts * case[1]):
-        for dispatcher in DISPATCHERS:
-            yield partial(_rows, model.name, ep, "h100", dispatcher)
+def _compared(
+    models: Iterable[tuple[str, int]], hardware: Sequence[str] = ("h100",), policies: Sequence[str] = MAIN_POLICIES
+) -> list[Case]:
+    """Return a case for every (model, EP size), machine and dispatcher."""
+    return [partial(_rows, *each, policies) for each in product(models, hardware, DISPATCHERS)]
 
 
-def _hardware() -> Iterator[Case]:
-    for hardware in ("h200", "h800", "a100", "b200"):
-        for dispatcher in DISPATCHERS:
-            yield partial(_rows, "qwen3-30b-a3b", 32, hardware, dispatcher)
-
-
-def _rows(model: str, ep: int, hardware: str, dispatcher: Dispatcher, policies: Sequence[str] = MAIN_POLICIES) -> Rows:
+def _rows(model_ep: tuple[str, int], hardware: str, dispatcher: Dispatcher, policies: Sequence[str]) -> Rows:
+    model, ep = model_ep
     asked = question(model, ep, hardware, dispatcher=dispatcher)
     return rows_of(asked, policies, model=model, ep=ep, hardware=hardware, dispatcher=dispatcher.value)
 
 
-def _baselines() -> Iterator[Case]:
-    """All policies on one model."""
-    for ep in (16, 32):
-        for dispatcher in DISPATCHERS:
-            yield partial(_rows, "qwen3-30b-a3b", ep, "h100", dispatcher, tuple(POLICIES))
-
-
-def _ablation() -> Iterator[Case]:
-    for model in ("qwen3-235b-a22b", "gpt-oss-20b"):
-        for dispatcher in DISPATCHERS:
-            yield partial(_rows, model, 32, "h100", dispatcher, _ABLATION)
-
-
-def _slots() -> Iterator[Case]:
-    for model, ep in (("qwen3-30b-a3b", 16), ("gpt-oss-20b", 32), ("qwen3-30b-a3b", 32)):
-        yield partial(_sweep_slots, model, ep)
+def _presets() -> list[Case]:
+    """Return all models on H100, the largest first, so that all cores finish together."""
+    cases = [(model, ep) for model in MODELS.values() for ep in (16, 32) if model.num_experts % ep == 0]
+    cases.sort(key=lambda case: -case[0].num_layers * case[0].num_experts * case[1])
+    return _compared((model.name, ep) for model, ep in cases)
 
 
 def _sweep_slots(model: str, ep: int) -> Rows:
-    asked = question(model, ep)
-    steps, found = asked.steps(seed=0), []
+    asked, rows = question(model, ep), Rows()
+    steps, policies = asked.steps(seed=0), ("plain", "eplb-oracle", "ultraep", "relibra")
     for slots in (0, 1, 2, 4, 8):
-        training = asked.with_slots(slots).training
-        found += rows_on(
-            steps, training, ("plain", "eplb-oracle", "ultraep", "relibra"), model=model, ep=ep, slots=slots
-        )
-    return found
+        rows += rows_on(steps, asked.with_slots(slots).training, policies, model=model, ep=ep, slots=slots)
+    return rows
 
 
-def _domains() -> Iterator[Case]:
-    """Steps from one domain of a trace, and from all of it."""
-    for name, domain in ((DEEPSEEK_LITE, "intent"), (DEEPSEEK_LITE, "translation"), (DEEPSEEK_LITE, None)):
-        yield partial(_domain, name, domain)
-
-
-def _domain(name: str, domain: str | None) -> Rows:
-    recorded, found = trace(name), []
+def _domain(domain: str | None) -> Rows:
+    """Return the rows of steps from one domain of a trace, or from all of it."""
+    recorded, rows = trace(DEEPSEEK_LITE), Rows()
     if domain is not None:
-        recorded = of_domain(recorded, domain)
+        recorded = split_by_domain(recorded)[domain]
     for model in ("moonlight-16b", "qwen3-30b-a3b"):
         asked = replace(question(model, 16), trace=recorded)
-        found += rows_of(asked, MAIN_POLICIES, model=model, ep=16, domain=domain or "mixed")
-    return found
+        rows += rows_of(asked, MAIN_POLICIES, model=model, ep=16, domain=domain or "mixed")
+    return rows
 
 
-PARTS: dict[str, Callable[[], Iterator[Case]]] = {
+_QWEN_16, _QWEN_32 = ("qwen3-30b-a3b", 16), ("qwen3-30b-a3b", 32)
+PARTS: dict[str, Callable[[], Iterable[Case]]] = {
     "presets": _presets,
-    "hardware": _hardware,
-    "baselines": _baselines,
-    "ablation": _ablation,
-    "slots": _slots,
-    "domains": _domains,
+    "hardware": lambda: _compared([_QWEN_32], ("h200", "h800", "a100", "b200")),
+    "baselines": lambda: _compared([_QWEN_16, _QWEN_32], policies=tuple(POLICIES)),
+    "ablation": lambda: _compared([("qwen3-235b-a22b", 32), ("gpt-oss-20b", 32)], policies=_ABLATION),
+    "slots": lambda: [partial(_sweep_slots, *each) for each in (_QWEN_16, ("gpt-oss-20b", 32), _QWEN_32)],
+    "domains": lambda: [partial(_domain, each) for each in ("intent", "translation", None)],
     "counts": counts,
     "sensitivity": sensitivity,
 }
 
 
-def _run(case: Case) -> Rows:
-    return case()
-
-
 def main() -> None:
     """Run the parts named on the command line, or all parts."""
     with ProcessPoolExecutor() as pool:
-        running = {part: [pool.submit(_run, case) for case in PARTS[part]()] for part in sys.argv[1:] or PARTS}
-        started = time.monotonic()
+        running = {part: [pool.submit(case) for case in PARTS[part]()] for part in sys.argv[1:] or PARTS}
         for part, futures in running.items():
             rows = [row for future in futures for row in future.result()]
-            path = results.write(
+            results.write(
                 f"evaluation-{part}", rows, trace=GPT_OSS, micro_batches=NUM_MICRO_BATCHES, tokens_per_gpu=8192
             )
-            print(f"{path}  {time.monotonic() - started:.0f} s", flush=True)

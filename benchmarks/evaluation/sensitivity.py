@@ -5,13 +5,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from benchmarks.evaluation.cases import NUM_MICRO_BATCHES, question, rows_on, trace
+from benchmarks.evaluation.cases import NUM_MICRO_BATCHES, Case, Rows, question, rows_on, trace
 from relibra.evaluation.dispatcher import Dispatcher
 from relibra.evaluation.routing_statistics import RoutingStatistics
 from relibra.evaluation.training import Training
 from relibra.evaluation.workload import drawn
-
-Rows = list[dict[str, object]]
 
 _MODEL, _EP = "qwen3-30b-a3b", 32
 _POLICIES = ("plain", "eplb-oracle", "ultraep", "relibra")
@@ -48,7 +46,7 @@ _DRAWS: dict[str, dict[str, dict[str, float]]] = {
 }
 
 
-def sensitivity() -> Iterator[Callable[[], Rows]]:
+def sensitivity() -> Iterator[Case]:
     """Yield one case per draw, and one that varies jobs and constants on the base draw."""
     for name, values in _DRAWS.items():
         for value, changes in values.items():

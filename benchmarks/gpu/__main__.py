@@ -1,8 +1,8 @@
-"""`python -m benchmarks.gpu`: see `measure`."""
+"""`python -m benchmarks.gpu`: see `check`."""
 
 import sys
 
-from benchmarks.gpu.measure import main
+from benchmarks.gpu.check import main
 
 if __name__ == "__main__":
     sys.exit(main())

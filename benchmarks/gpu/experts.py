@@ -1,11 +1,10 @@
 """Measure the forward time of one expert by its tokens: the compute part of the cost model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.report import ExpertTimes
 from benchmarks.gpu.timing import device_us
 
 PRESETS = {
@@ -25,14 +24,28 @@ Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Multiplies the rows of all experts with weights `[experts, out, in]`; also gets the end of each expert's rows."""
 
 
-def _grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    multiply = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
-    product: Tensor = multiply(rows, weights.transpose(-2, -1), offs=ends)
-    return product
+def measured(preset: str) -> dict[str, object]:
+    """Time one preset at every number of tokens, with batched products if torch has no grouped ones."""
+    hidden_size, ffn_size = PRESETS[preset]
+    try:
+        _mlp_us(_grouped, hidden_size, ffn_size, 16)
+        product: Product = _grouped
+    except (AttributeError, RuntimeError):
+        product = _one_by_one
+    times_us = [_mlp_us(product, hidden_size, ffn_size, num_tokens) / _NUM_EXPERTS for num_tokens in TOKENS]
+    return row(preset, TOKENS, times_us) | {"grouped": product is _grouped}
 
 
-def _one_by_one(rows: Tensor, weights: Tensor, _: Tensor) -> Tensor:
-    return torch.bmm(rows.view(len(weights), -1, rows.shape[1]), weights.transpose(-2, -1)).flatten(0, 1)
+def row(preset: str, expert_tokens: Sequence[int], expert_us: Sequence[float]) -> dict[str, object]:
+    """Return what `relibra calibrate` reads: the forward pass of one expert beside others with equal load, in bf16."""
+    hidden_size, ffn_size = PRESETS[preset]
+    return {
+        "preset": preset,
+        "hidden_size": hidden_size,
+        "weight_size_bytes": 2 * 3 * hidden_size * ffn_size,
+        "expert_tokens": list(expert_tokens),
+        "expert_us": list(expert_us),
+    }
 
 
 def _mlp_us(product: Product, hidden_size: int, ffn_size: int, num_tokens: int) -> float:
@@ -49,22 +62,11 @@ def _mlp_us(product: Product, hidden_size: int, ffn_size: int, num_tokens: int) 
     return device_us(forward)
 
 
-def measure_experts(preset: str) -> ExpertTimes:
-    """Time one preset at every number of tokens, with batched products if torch has no grouped ones."""
-    hidden_size, ffn_size = PRESETS[preset]
-    try:
-        _mlp_us(_grouped, hidden_size, ffn_size, 16)
-        product: Product = _grouped
-    except (AttributeError, RuntimeError):
-        product = _one_by_one
-    times_us = [_mlp_us(product, hidden_size, ffn_size, num_tokens) / _NUM_EXPERTS for num_tokens in TOKENS]
-    return ExpertTimes(
-        preset=preset,
-        hidden_size=hidden_size,
-        ffn_size=ffn_size,
-        weight_size_bytes=2 * 3 * hidden_size * ffn_size,
-        num_experts=_NUM_EXPERTS,
-        grouped=product is _grouped,
-        expert_tokens=TOKENS,
-        expert_us=tuple(times_us),
-    )
+def _grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    multiply = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
+    product: Tensor = multiply(rows, weights.transpose(-2, -1), offs=ends)
+    return product
+
+
+def _one_by_one(rows: Tensor, weights: Tensor, _: Tensor) -> Tensor:
+    return torch.bmm(rows.view(len(weights), -1, rows.shape[1]), weights.transpose(-2, -1)).flatten(0, 1)

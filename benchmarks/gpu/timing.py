@@ -22,13 +22,14 @@ def device_us(run: Callable[[], object]) -> float:
     with torch.cuda.graph(graph, stream=stream):
         for _ in range(_CALLS_PER_GRAPH):
             run()
-    return _median_us(graph.replay) / _CALLS_PER_GRAPH
-
-
-def stream_us(run: Callable[[], object]) -> float:
-    """Return the median device time of one call on the current stream, for calls that a graph cannot capture."""
-    run()
-    return _median_us(run)
+    graph.replay()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(_REPLAYS + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        graph.replay()
+        mark.record()
+    torch.cuda.synchronize()
+    return 1e3 * median(one.elapsed_time(other) for one, other in pairwise(marks)) / _CALLS_PER_GRAPH
 
 
 def host_us(run: Callable[[], object]) -> float:
@@ -42,14 +43,3 @@ def host_us(run: Callable[[], object]) -> float:
     took_s = time.perf_counter() - began_s
     torch.cuda.synchronize()
     return took_s / _HOST_CALLS * 1e6
-
-
-def _median_us(run: Callable[[], object]) -> float:
-    run()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(_REPLAYS + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
-        run()
-        mark.record()
-    torch.cuda.synchronize()
-    return 1e3 * median(one.elapsed_time(other) for one, other in pairwise(marks))

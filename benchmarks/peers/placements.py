@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.peers.answers import Answer
 from benchmarks.peers.originals import import_original
-from benchmarks.peers.peer import Decides, Peer, Planner, on_cpu_clock
+from benchmarks.peers.peer import Answer, Decides, Peer, Planner, on_cpu_clock
 from relibra.evaluation.baselines.eplb import eplb, first_copies, share_evenly
 from relibra.planning import Cluster, Model
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks import results
 from benchmarks.evaluation.cases import DISPATCHERS
-from benchmarks.evaluation.page import markdown, write_table
+from benchmarks.evaluation.page import markdown, write_tables
 from benchmarks.peers.checkouts import CHECKOUTS
 from benchmarks.peers.run import PEERS, REIMPLEMENTED
 from relibra.evaluation.dispatcher import Dispatcher
@@ -48,54 +48,7 @@ def _of(names: Sequence[str], shown: Callable[[Row], str], dispatcher: Dispatche
     return matrix([row for row in results.read("peers") if row["dispatcher"] == dispatcher.value], shown, names)
 
 
-_ALL = ("plain", "relibra", "replicate-only", REIMPLEMENTED, *(peer.name for peer in PEERS))
-_TIMED = tuple(name for name in _ALL if name not in ("plain", REIMPLEMENTED))
-
-
-def imbalances() -> str:
-    """Return the imbalance."""
-    return _of(_ALL, lambda row: f"{row['imbalance']:.3f}")
-
-
-def time_with_alltoall() -> str:
-    """Return the throughput relative to forced balance, if every token copy travels on its own."""
-    return _of(_ALL, _of_balanced, Dispatcher.ALLTOALL)
-
-
-def time_with_deepep() -> str:
-    """Return the throughput relative to forced balance, if a token travels once to every node."""
-    return _of(_ALL, _of_balanced, Dispatcher.DEEPEP)
-
-
-def _of_balanced(row: Row) -> str:
-    return f"{row['of_balanced']:.1%}"
-
-
-def decisions() -> str:
-    """Return the processor time of one decision."""
-    return _of(_TIMED, lambda row: f"{row['cpu_us_per_decision']:,.0f}")
-
-
-def step_times() -> str:
-    """Return the processor time of a whole step."""
-    return _of(_TIMED, lambda row: f"{row['cpu_ms']:,.0f}")
-
-
-def moves() -> str:
-    """Return the experts that move for the step, and the replicas of a cell."""
-    return _of(_ALL, lambda row: f"{row['num_moved_experts']:,} / {row['replicas_per_cell']:.1f}")
-
-
-def reimplementations() -> str:
-    """Return how far our reimplementations equal the originals."""
-
-    def shown(row: Row) -> str:
-        return f"{row['same_as_ours']:.1%} ({row['imbalance_of_ours'] - row['imbalance']:+.4f})"
-
-    return _of([peer.name for peer in PEERS if peer.ours is not None], shown)
-
-
-def versions() -> str:
+def _versions() -> str:
     """Return what ran: repository, version, file and its digest; and what did not run, and why."""
     settings = results.settings("peers")
     lines = []
@@ -108,14 +61,28 @@ def versions() -> str:
     return markdown(("planner", "repository", "version", "file", "SHA-256 of what ran"), lines)
 
 
-TABLES = (imbalances, time_with_alltoall, time_with_deepep, decisions, step_times, moves, reimplementations, versions)
+def _same(row: Row) -> str:
+    """Return how far our reimplementation equals the original, and how much higher its imbalance is."""
+    return f"{row['same_as_ours']:.1%} ({row['imbalance_of_ours'] - row['imbalance']:+.4f})"
 
 
-def main() -> None:
-    """Rewrite all tables of the page."""
-    for table in TABLES:
-        write_table(_PAGE, table)
+def _of_balanced(row: Row) -> str:
+    return f"{row['of_balanced']:.1%}"
 
+
+_ALL = ("plain", "relibra", "replicate-only", REIMPLEMENTED, *(peer.name for peer in PEERS))
+_TIMED = tuple(name for name in _ALL if name not in ("plain", REIMPLEMENTED))
+_REIMPLEMENTED = tuple(peer.name for peer in PEERS if peer.ours is not None)
+TABLES = {
+    "imbalances": lambda: _of(_ALL, lambda row: f"{row['imbalance']:.3f}"),
+    "time_with_alltoall": lambda: _of(_ALL, _of_balanced, Dispatcher.ALLTOALL),
+    "time_with_deepep": lambda: _of(_ALL, _of_balanced, Dispatcher.DEEPEP),
+    "decisions": lambda: _of(_TIMED, lambda row: f"{row['cpu_us_per_decision']:,.0f}"),
+    "step_times": lambda: _of(_TIMED, lambda row: f"{row['cpu_ms']:,.0f}"),
+    "moves": lambda: _of(_ALL, lambda row: f"{row['num_moved_experts']:,} / {row['replicas_per_cell']:.1f}"),
+    "reimplementations": lambda: _of(_REIMPLEMENTED, _same),
+    "versions": _versions,
+}
 
 if __name__ == "__main__":
-    main()
+    write_tables(_PAGE, TABLES)

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.wall_clock.jobs import HIDDEN_SIZE, MODEL, PlainJob
+from benchmarks.wall_clock.jobs import HIDDEN_SIZE, MODEL, Job
 from relibra.planning.cost import CostModel
 
 
-def measured_cost(job: PlainJob, num_tokens: int, host_us: float) -> CostModel:
+def measured_cost(job: Job, num_tokens: int, host_us: float) -> CostModel:
     """Return the measured times of an expert and of an all-to-all, with all ranks busy.
 
     Args:

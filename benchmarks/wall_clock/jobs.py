@@ -1,7 +1,9 @@
-"""The jobs whose steps are timed: megatron alone, and with an agent of relibra."""
+"""The jobs whose steps are timed: megatron alone, or with an agent of relibra."""
 
 import functools
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -9,9 +11,9 @@ import torch.distributed as dist
 from megatron.core.transformer.moe.moe_utils import sort_chunks_by_idxs
 from numpy.typing import NDArray
 
-from benchmarks.gpt_on_cpu import Gpt, Shape
 from benchmarks.wall_clock import routing
-from relibra.agent import Agent, AgentConfig, Phase, attach, shared_attempt
+from benchmarks.wall_clock.gpt_on_cpu import Gpt, Shape
+from relibra.agent import AgentConfig, Phase, PlanSource, attach, shared_attempt
 from relibra.planning import Cluster, Model, PlanParams
 from relibra.rollout import RolloutReporter
 from relibra.wire.client import PlannerClient
@@ -26,33 +28,58 @@ MODEL = Model(
     expert_state_size_bytes=3 * EXPERT_SIZE_BYTES,
 )
 NUM_MICRO_BATCHES = 4
+JOB = "wall-clock"
 SEQUENCE_LENGTH = 512
 
 
-class PlainJob:
-    """Megatron alone, which replays given routing."""
+class Job:
+    """Training that replays given routing.
 
-    def __init__(self, shape: Shape) -> None:
+    Args:
+        shape: the sizes of the model.
+        config: the configuration of the agent; None for megatron alone.
+        plans: where the agent gets plans; by default from the planner.
+    """
+
+    def __init__(self, shape: Shape, config: AgentConfig | None = None, plans: PlanSource | None = None) -> None:
         self._gpt = Gpt(shape)
+        self._agent = None
+        if config is not None:
+            self._agent = attach(self._gpt.ddp, self._gpt.optimizer, config, plans=plans)
 
-    def step(self, step: int, routed_MLTK: torch.Tensor) -> float:
-        """Train one step; return its seconds."""
+    def step(self, step: int, routed_MLTK: torch.Tensor, begin: Callable[[int], None] = lambda step: None) -> float:
+        """Train one step, which begins with a call of `begin`; return its seconds from barrier to barrier."""
         dist.barrier()
-        began = time.perf_counter()
-        self._step(step, routed_MLTK)
-        dist.barrier()
-        return time.perf_counter() - began
-
-    def _step(self, step: int, routed_MLTK: torch.Tensor) -> None:
-        losses = [functools.partial(self._loss, index, routed_MLTK[index]) for index in range(NUM_MICRO_BATCHES)]
+        began_s = time.perf_counter()
+        begin(step)
+        losses = [functools.partial(self._loss, index, routed_LTK) for index, routed_LTK in enumerate(routed_MLTK)]
+        self._begin_phase(step, Phase.RECOMPUTE)
         with torch.no_grad():
             for loss in losses:
                 loss()
+        self._begin_phase(step, Phase.UPDATE)
         self._gpt.train(losses)
+        if self._agent is not None:
+            self._agent.end_step()
+        dist.barrier()
+        return time.perf_counter() - began_s
+
+    def close(self) -> None:
+        """Detach the agent."""
+        if self._agent is not None:
+            self._agent.detach()
+
+    def _begin_phase(self, step: int, phase: Phase) -> None:
+        if self._agent is not None:
+            outcome = self._agent.begin_step(step, phase)
+            if outcome.applied is None:
+                raise SystemExit(f"step {step} ran without its plan: {outcome.reason}")
 
     def _loss(self, index: int, routed_LTK: torch.Tensor) -> torch.Tensor:
-        self._gpt.replay(routed_LTK)
-        return self._gpt.loss(index)
+        if self._agent is None:
+            self._gpt.replay(routed_LTK)
+        with nullcontext() if self._agent is None else self._agent.micro_batch(index, routed_LTK):
+            return self._gpt.loss(index)
 
     def expert_us(self, num_tokens: int) -> float:
         """Return the forward time of one expert, with all ranks busy.
@@ -87,19 +114,16 @@ class PlainJob:
         return time_s / (4 * num_experts) * 1e6
 
 
-class BalancedJob(PlainJob):
-    """Megatron with an agent of relibra."""
+class Driver:
+    """A connection of a rank to the planner, through which rank 0 does what a driver and its rollout workers do."""
 
-    def __init__(self, shape: Shape, cluster: Cluster, planner_address: str, params: PlanParams) -> None:
-        super().__init__(shape)
+    def __init__(self, cluster: Cluster, planner_address: str, params: PlanParams) -> None:
         attempt = shared_attempt()
         self._planner = PlannerClient(planner_address, attempt=attempt)
-        self._reporter = RolloutReporter(planner_address, "wall-clock", num_experts=MODEL.num_experts, attempt=attempt)
+        self._reporter = RolloutReporter(planner_address, JOB, num_experts=MODEL.num_experts, attempt=attempt)
         if dist.get_rank() == 0:
-            self._planner.register_job("wall-clock", MODEL, cluster, params)
+            self._planner.register_job(JOB, MODEL, cluster, params)
         dist.barrier()
-        config = AgentConfig(planner_address=planner_address, job_id="wall-clock", model=MODEL, cluster=cluster)
-        self._agent: Agent = attach(self._gpt.ddp, self._gpt.optimizer, config)
         self._schedule = routing.schedule(NUM_MICRO_BATCHES, cluster.num_ranks)
         self._sequence_ids = [f"sequence-{index}" for index in range(self._schedule.num_sequences)]
 
@@ -110,26 +134,12 @@ class BalancedJob(PlainJob):
             self._reporter.report(step, sequence_id, routed_LTK.swapaxes(0, 1))
         self._reporter.flush()
 
+    def submit(self, step: int) -> None:
+        """Submit the step's schedule, if this is rank 0."""
+        if dist.get_rank() == 0:
+            self._planner.submit_schedule(JOB, step, self._sequence_ids, self._schedule)
+
     def close(self) -> None:
-        """Detach the agent and close the connections."""
-        self._agent.detach()
+        """Close the connections."""
         self._reporter.close()
         self._planner.close()
-
-    def _step(self, step: int, routed_MLTK: torch.Tensor) -> None:
-        if dist.get_rank() == 0:
-            self._planner.submit_schedule("wall-clock", step, self._sequence_ids, self._schedule)
-        outcome = self._agent.begin_step(step, Phase.RECOMPUTE)
-        if outcome.applied is None:
-            raise SystemExit(f"step {step} ran without its plan: {outcome.reason}")
-        losses = [functools.partial(self._loss, index, routed_MLTK[index]) for index in range(NUM_MICRO_BATCHES)]
-        with torch.no_grad():
-            for loss in losses:
-                loss()
-        self._agent.begin_step(step, Phase.UPDATE)
-        self._gpt.train(losses)
-        self._agent.end_step()
-
-    def _loss(self, index: int, routed_LTK: torch.Tensor) -> torch.Tensor:
-        with self._agent.micro_batch(index, routed_LTK):
-            return self._gpt.loss(index)

@@ -1,6 +1,6 @@
 """Measure real training steps: plain, with relibra, and under forced balance; compare them with the simulation.
 
-    python -m benchmarks.wall_clock [--steps 5] [--ranks 2] [--tokens 2048] [--sigma 1.5] [--network-mbit 2000]
+    python -m benchmarks.wall_clock [--steps 5] [--ranks 2] [--tokens 2048] [--sigma 1.5]
 
 Expert-parallel ranks, a core each, train a small GPT with megatron's MoE layers in fp32. The planner, Redis and the
 status service are those of `relibra up`, on the same cores. Every step replays new skewed routing; forced balance
@@ -11,10 +11,13 @@ begins when rank 0 submits the schedule, so it includes planning, gRPC, transfer
 streaming of counts, which rollout workers do before the step.
 
 The simulation gets constants of this machine: the times of an expert and of an all-to-all, medians of measurements
-between the steps, the host time of a cell with replicas and of a step (`benchmarks.host_time`), measured before, and
+between the steps, the host time of a cell with replicas and of a step (`host_time`), measured before, and
 the times of the warm-up steps' reorders. It takes the speed of everything else from forced balance. The times of plain
 and relibra are then predictions. `python -m benchmarks.wall_clock.table` writes predicted and measured figures of all
 cases side by side into docs/evaluation.md.
+
+As root, `unshare --net sh -c 'ip link set lo up; tc qdisc add dev lo root tbf rate 4000mbit burst 1mb latency 50ms;
+python -m benchmarks.wall_clock --network-mbit 4000'` measures with a network between ranks that is slower than memory.
 """
 
 import argparse
@@ -31,21 +34,22 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from numpy.typing import NDArray
 
-from benchmarks import host_time, results
-from benchmarks.gpt_on_cpu import Shape, join
-from benchmarks.wall_clock import routing
+from benchmarks import results
+from benchmarks.wall_clock import host_time, routing
 from benchmarks.wall_clock.constants import measured_cost, median_cost
+from benchmarks.wall_clock.gpt_on_cpu import Shape, join
 from benchmarks.wall_clock.jobs import (
     FFN_SIZE,
     HIDDEN_SIZE,
+    JOB,
     MODEL,
     NUM_MICRO_BATCHES,
     SEQUENCE_LENGTH,
-    BalancedJob,
-    PlainJob,
+    Driver,
+    Job,
 )
-from benchmarks.wall_clock.network import run_in_network_of
 from benchmarks.wall_clock.prediction import predict
+from relibra.agent import AgentConfig
 from relibra.demo.services import OwnServices, Services
 from relibra.planning import Cluster, PlanParams
 from relibra.planning.cost import CostModel
@@ -62,7 +66,7 @@ _KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(16 << 30)
 
 def waited_s(services: Services, steps: Iterable[int]) -> dict[str, float]:
     """Return the reported waits of the slowest rank in a step, medians over steps; they are part of the step's time."""
-    executions = [services.get(f"/v1/jobs/wall-clock/steps/{step}/execution") for step in steps]
+    executions = [services.get(f"/v1/jobs/{JOB}/steps/{step}/execution") for step in steps]
     names = ("plan_wait_s", "reorder_s", "replica_wait_s")
     return {name: float(np.median([sum(phase[name] for phase in phases) for phases in executions])) for name in names}
 
@@ -106,11 +110,13 @@ def run_rank(rank: int, folder: str, services: Services, case: Case) -> None:
         sequence_length=SEQUENCE_LENGTH,
     )
     sizes = (NUM_MICRO_BATCHES, case.num_ranks, case.num_tokens)
-    plain, forced = PlainJob(shape), PlainJob(shape)
-    host_us = max(0.0, cell_us[0])
+    plain, forced = Job(shape), Job(shape)
+    host_us = max(0.0, cell_us)
     costs = [measured_cost(plain, case.num_tokens, host_us)]
     dist.broadcast_object_list(costs)  # all ranks register the same job
-    relibra = BalancedJob(shape, case.cluster, services.planner_address, PlanParams(cost=costs[0]))
+    address = services.planner_address
+    driver = Driver(case.cluster, address, PlanParams(cost=costs[0]))
+    relibra = Job(shape, AgentConfig(planner_address=address, job_id=JOB, model=MODEL, cluster=case.cluster))
 
     even_MLTK = torch.tensor(routing.even(MODEL, *sizes)[:, rank])
     times_s: dict[str, list[float]] = {"plain": [], "relibra": [], "forced balance": []}
@@ -119,10 +125,10 @@ def run_rank(rank: int, folder: str, services: Services, case: Case) -> None:
         routed_MRLTK = routing.skewed(MODEL, *sizes, step, case.sigma)
         routed_MLTK = torch.tensor(routed_MRLTK[:, rank])
         if rank == 0:
-            relibra.report(step, routed_MRLTK)
+            driver.report(step, routed_MRLTK)
         turns = {
             "plain": functools.partial(plain.step, step, routed_MLTK),
-            "relibra": functools.partial(relibra.step, step, routed_MLTK),
+            "relibra": functools.partial(relibra.step, step, routed_MLTK, driver.submit),
             "forced balance": functools.partial(forced.step, step, even_MLTK),
         }
         for name in list(turns) if step % 2 else reversed(turns):
@@ -132,11 +138,12 @@ def run_rank(rank: int, folder: str, services: Services, case: Case) -> None:
         if rank == 0:
             print("  ".join(f"{name} {each[-1]:.2f} s" for name, each in times_s.items()), flush=True)
     relibra.close()
+    driver.close()
     if rank == 0:
         measured = {name: np.array(each[_WARM_UPS:]) for name, each in times_s.items()}
         reorders_s = [waited_s(services, [step])["reorder_s"] for step in range(_WARM_UPS)]
         waits_s = waited_s(services, range(_WARM_UPS, _WARM_UPS + case.num_steps))
-        report(case, measured, reorders_s, waits_s, counts, costs, max(0.0, step_us[0]))
+        report(case, measured, reorders_s, waits_s, counts, costs, max(0.0, step_us))
 
 
 def report(
@@ -206,12 +213,8 @@ def main() -> None:
     parser.add_argument(
         "--sigma", type=float, default=1.5, help="skew: standard deviation of the experts' log-probabilities"
     )
-    parser.add_argument(
-        "--network-mbit", type=int, help="shape the network between ranks with tc (as root): megabits per second"
-    )
+    parser.add_argument("--network-mbit", type=int, help="the megabits per second of this network, to name the results")
     arguments = parser.parse_args()
-    if arguments.network_mbit:
-        run_in_network_of(arguments.network_mbit)
     case = Case(
         num_steps=arguments.steps,
         num_ranks=arguments.ranks,

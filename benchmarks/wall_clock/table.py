@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import results
-from benchmarks.evaluation.page import markdown, write_table
+from benchmarks.evaluation.page import markdown, write_tables
 
 
 def wall_clock() -> str:
@@ -47,4 +47,4 @@ def _line(row: dict[str, Any]) -> tuple[object, ...]:
 
 
 if __name__ == "__main__":
-    write_table(Path(__file__).parents[2] / "docs" / "evaluation.md", wall_clock)
+    write_tables(Path(__file__).parents[2] / "docs" / "evaluation.md", {"wall_clock": wall_clock})

@@ -114,7 +114,7 @@ _HOST_US = Range(
     low=100,
     mid=200,
     high=400,
-    source="earlier runs on CPU ranks. `python -m benchmarks.host_time` measures it, with gloo; no quiet machine has "
+    source="earlier runs on CPU ranks. `python -m benchmarks.wall_clock` measures it, with gloo; no quiet machine has "
     "run that yet. On a GPU a part of it hides behind kernels that are queued, which nobody has measured",
     is_guess=True,
 )

@@ -1,11 +1,8 @@
 """Every adapter calls its peer as the peer is published, and our reimplementations equal their originals."""
 
 import pytest
-import torch
 
-from benchmarks.eplb_torch import rebalance_experts as eplb_in_torch
-from benchmarks.peers.answers import require_complete, same_cells
-from benchmarks.peers.originals import import_original
+from benchmarks.peers.peer import require_complete, same_cells
 from benchmarks.peers.run import PEERS
 
 
@@ -28,13 +25,3 @@ def test_it_answers_for_all_tokens_of_two_steps(peer, checkouts, steps, question
         assert answer.assignment.is_replica_Q.any()
     if peer.ours is not None:
         assert same_cells(answer.assignment, peer.ours(step.load.load_MLE, model, cluster)) == 1.0
-
-
-def test_the_yardstick_for_plan_times_is_eplb(checkouts, steps):
-    (peer,) = (each for each in PEERS if each.name == "EPLB")
-    if peer.absence(checkouts):
-        pytest.skip(f"EPLB: {peer.absence(checkouts)}")
-    published = import_original(checkouts, "EPLB.eplb").rebalance_experts
-    weight_LE = torch.from_numpy(steps[0].load.load_MLE.sum(axis=0))
-    arguments = (weight_LE, 80, 64, 2, 8)
-    assert torch.equal(eplb_in_torch(*arguments), published(*arguments)[0])

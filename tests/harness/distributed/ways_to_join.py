@@ -3,7 +3,7 @@
 NCCL refuses two ranks on one device of one host. There are two ways around this refusal. `NCCL_HOSTID` names the host
 of a rank, so every rank can claim a host of its own; NCCL then takes sockets between them. From 2.30 on, NCCL accepts
 ranks that share a device with `NCCL_MULTI_RANK_GPU_ENABLE`. Where neither works, gloo carries CUDA tensors through host
-memory. `benchmarks.gpu.check.probe` finds out which way works on a machine.
+memory. `benchmarks.gpu.probe` finds out which way works on a machine.
 """
 
 from enum import StrEnum

@@ -4,4 +4,4 @@
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/sources" || exit 2
 PYTHONPATH="services:trainer_agent:kernels:proto:tests${PYTHONPATH:+:$PYTHONPATH}" \
-  exec "${PYTHON:-python3}" -m benchmarks.gpu.check --wheels "$here/wheels" "$@"
+  exec "${PYTHON:-python3}" -m benchmarks.gpu --wheels "$here/wheels" "$@"

@@ -1,6 +1,6 @@
 import numpy as np
 
-from benchmarks.peers.answers import same_cells
+from benchmarks.peers.peer import same_cells
 from relibra.evaluation.assignment import from_pieces
 from relibra.planning import Cluster, Model
 

@@ -1,8 +1,0 @@
-"""The check of a machine with a GPU, in stages: what can be learned there in the minutes that one has it.
-
-In:   a CUDA device with torch, or `--rehearse` for what runs without one.
-Out:  a log of every stage, and a summary as text and as JSON.
-
-`stages` decides what runs, how long, and how it ended; `run` runs it; `summary` says it. `probe`, `hot_path` and
-`traces` are stages that exist for the check alone.
-"""
