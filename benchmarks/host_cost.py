@@ -52,7 +52,7 @@ from relibra.agent.transport.symmetric_memory import SymmetricMemory
 from relibra.agent.transport.timed import TimedTransport
 from relibra.kernels import ops
 from relibra.planning import Cluster, Model, PlanId, StepPlan
-from relibra.planning.plan import Basis
+from relibra.planning.plan import Level
 
 CPU = torch.device("cpu")
 MODEL = Model(num_layers=4, num_experts=128, top_k=8)
@@ -92,7 +92,7 @@ def plan_with(replicas: Sequence[tuple[int, int, int]]) -> StepPlan:
         replica_index_Y4=np.array([(0, *each) for each in replicas], np.int32).reshape(-1, 4),
         num_micro_batches=1,
         reason="",
-        basis=Basis.REPLAY,
+        level=Level.MICRO_BATCHES,
     )
 
 

@@ -30,7 +30,7 @@ from relibra.evaluation.baselines.eplb import eplb
 from relibra.planning import Cluster, Model, Schedule, StepLoad, check_plan, imbalance
 from relibra.planning.expected.loads import seen_load
 from relibra.planning.expected.realised import realised_loads
-from relibra.planning.plan import Basis
+from relibra.planning.plan import Level
 from relibra.planning.solve import solve
 from relibra.routing import RoutingTrace, count_sequences, read_trace
 
@@ -84,10 +84,10 @@ def _measure(
         history = eplb(load.load_MLE, model, cluster, seen_MLE=seen_MLE)
         row["eplb_history"] = imbalance(history.rank_loads_MLR(cluster))
         seen = seen_load(seen_MLE, cluster)
-        forecast = solve(load, schedule, model, cluster, basis=Basis.PREVIOUS_STEPS, seen=seen)
+        forecast = solve(load, schedule, model, cluster, level=Level.HISTORY, seen=seen)
         row["history"] = imbalance(realised_loads(forecast, load))
         rollout = replace(load, counts_SLE=_flip(load.counts_SLE, np.random.default_rng(seed)))
-        forecast = solve(rollout, schedule, model, cluster, basis=Basis.ROLLOUT)
+        forecast = solve(rollout, schedule, model, cluster)
         row["rollout"] = imbalance(realised_loads(forecast, load))
     return row
 

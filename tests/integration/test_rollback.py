@@ -12,7 +12,7 @@ import pytest
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, eventually, routed_experts
 from relibra.agent import AgentConfig, Session
-from relibra.errors import Conflict, InvalidInput, NotFound, NotReady, RolledBack
+from relibra.errors import Conflict, InvalidInput, NotFound, RolledBack
 from relibra.planning import ExecutionReport, Phase, Schedule, StepPlan
 from relibra.rollout import RolloutReporter
 from relibra.store import Store

@@ -27,7 +27,7 @@ def test_limits_of_the_store_are_those_that_were_set() -> None:
 
 @pytest.mark.parametrize("params", [PlanParams(), PlanParams(cost=CostModel(token_size_bytes=28_672))])
 def test_S7_the_defaults_serve_a_large_job_of_many_sequences(params: PlanParams) -> None:
-    """512 data ranks have a sequence in each of 128 micro-batches of DeepSeek-V3's 58 layers x 256 experts, 8 EP groups of 64 ranks."""
+    """512 data ranks x 128 micro-batches, a sequence in each: 58 layers x 256 experts, 8 EP groups of 64 ranks."""
     model = Model(num_layers=58, num_experts=256, top_k=8)
     cluster = Cluster(num_nodes=8, gpus_per_node=8, redundant_slots=2, num_ep_groups=8)
     settings = PlannerSettings.load(redis_url=URL)

@@ -61,6 +61,9 @@ class Prediction:
     """No plan of any placement has a lower imbalance."""
     level: Level = Level.MICRO_BATCHES
     """What was known."""
+    imbalance_known: float | None = None
+    """Below level micro-batches: the imbalance, with this placement, of the micro-batches that the plan was made from,
+    had each been known. This is what level micro-batches would give."""
     time_us: float | None = None
     """The modelled time of experts and dispatch in the step, summed over cells. None: dispatch has no price, and only
     tokens count."""

@@ -15,10 +15,10 @@ from relibra.planning.bounds.time import modelled_time
 from relibra.planning.check import check_placement
 from relibra.planning.expected.replicas import foresee_layer
 from relibra.planning.job import Cluster, Model, PlanParams
-from relibra.planning.load import StepLoad
+from relibra.planning.load import StepLoad, imbalance
 from relibra.planning.placement.reorder import reorder
-from relibra.planning.plan import Level, Plan
-from relibra.planning.prices import price_moves, price_replicas
+from relibra.planning.plan import Level, Plan, replicated_loads
+from relibra.planning.prices import ReplicaPrice, price_moves, price_replicas
 from relibra.planning.replicas.layer_replicas import KnownReplicas
 from relibra.planning.replicas.replicate import replicate
 from relibra.planning.schedule import Packing, Schedule
@@ -88,7 +88,9 @@ def solve(
     index_Y4, why_replicated = replicate(
         chosen_for.load_MLE, home_LE, cluster, price, num_threads, choose, traffic, known
     )
+    imbalance_known = None
     if is_foreseen:
+        imbalance_known = _imbalance_known(chosen_for, home_LE, cluster, price, num_threads, traffic)
         index_Y4 = _in_all_rows(index_Y4, load.num_rows)
     traffic = traffic if chosen_for is load else Traffic.of(load, cluster, params)
     crossing_MLE = np.zeros_like(load_MLE) if traffic is None else traffic.crossing_MLE(home_LE)
@@ -112,6 +114,7 @@ def solve(
         cluster,
         level,
     )
+    prediction = replace(prediction, imbalance_known=imbalance_known)
     if traffic is not None and params.cost is not None:
         time = modelled_time(
             load_MLE,
@@ -144,6 +147,21 @@ def solve(
         reason=sentence(prediction, [why_reordered, why_replicated]),
         repacked=packing is not None,
     )
+
+
+def _imbalance_known(
+    seen: StepLoad,
+    home_LE: NDArray[np.int32],
+    cluster: Cluster,
+    price: ReplicaPrice,
+    num_threads: int,
+    traffic: Traffic | None,
+) -> float:
+    """Return the imbalance of micro-batches under replicas that are chosen for each one of them."""
+    index_Y4, _ = replicate(seen.load_MLE, home_LE, cluster, price, num_threads, traffic=traffic)
+    crossing_MLE = np.zeros_like(seen.load_MLE) if traffic is None else traffic.crossing_MLE(home_LE)
+    tokens_Y, _ = split_step(seen.load_MLE, crossing_MLE, home_LE, index_Y4, cluster.gpus_per_node, cluster.num_ranks)
+    return imbalance(replicated_loads(seen.load_MLE, home_LE, index_Y4, tokens_Y, cluster.num_ranks))
 
 
 def _in_all_rows(index_Y4: NDArray[np.int32], num_rows: int) -> NDArray[np.int32]:

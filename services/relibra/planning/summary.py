@@ -78,6 +78,8 @@ def sentence(prediction: Prediction, parts: list[str]) -> str:
         )
         time = f"experts and dispatch take {of_bound - 1:.1%} longer than the lower bound of this placement"
         parts = [f"{time}, and {of_floor - 1:.1%} longer than that of any placement", *parts]
+    if prediction.imbalance_known is not None:
+        parts = [*parts, f"micro-batches that are known in advance would have {prediction.imbalance_known:.3f}"]
     said = f"imbalance {change} {after:.3f}, {gap} of this placement, and {floor}: {'; '.join(parts)}"
     return _PLANNED_FROM[prediction.level] + said
 

@@ -7,7 +7,6 @@ from relibra.agent.placement import Placement
 from relibra.planning import Cluster, Model, PlanId, StepPlan
 from relibra.planning.execution import sampled
 
-
 MODEL = Model(num_layers=2, num_experts=4, top_k=1)
 CLUSTER = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1)
 PLAN = StepPlan(

@@ -5,7 +5,7 @@ import pytest
 
 from harness.plan_files import read_plan_file
 from relibra.errors import InvalidInput
-from relibra.planning import Cluster, Model, Schedule, StepLoad, check_plan, imbalance
+from relibra.planning import Cluster, Model, Schedule, StepLoad, check_plan
 from relibra.planning.expected.loads import WINDOW, mean_micro_batch, micro_batches_of, seen_load
 from relibra.planning.expected.realised import realised_loads
 from relibra.planning.plan import Level
@@ -59,6 +59,9 @@ def test_a_plan_for_what_was_seen_has_one_micro_batch_the_mean_of_those(cluster:
     check_plan(plan, load.load_MLE)
     assert plan.reason.startswith("planned from earlier steps, for a mean micro-batch of which imbalance falls")
     assert plan.schedule.num_micro_batches == 1
+    assert plan.prediction.imbalance_bound <= plan.prediction.imbalance_after
+    assert plan.prediction.imbalance_known is not None
+    assert f"would have {plan.prediction.imbalance_known:.3f}" in plan.reason
 
 
 def test_earlier_sequences_are_dealt_to_micro_batches_as_the_coming_step_deals_its_own() -> None:

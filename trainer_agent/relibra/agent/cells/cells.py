@@ -44,8 +44,26 @@ class SlotTable:
     """None if the cell has no replicas."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PlannedMicroBatch:
+    """The replicas of one micro-batch of the plan, in order of layer, expert and rank."""
+
+    start_L: list[int]
+    """Where the replicas of each layer begin, and where those of the last one end."""
+    index_Y3: NDArray[np.int32]
+    """(layer, expert, rank) of each replica."""
+    redundant_slot_Y: NDArray[np.int32]
+    slot_Y: NDArray[np.int64]
+    """The physical slot of each replica."""
+    slot_expert_LP: NDArray[np.int32]
+    on_device: Tensor
+    """`slot_expert_LP` where the tables live."""
+
+
 class StepCells:
-    """All cells of a step for one rank. The object is immutable, so that a late backward still finds its own plan.
+    """All cells of a step for one rank. Its answers never change, so that a late backward still finds its own plan.
+
+    What a micro-batch needs is made when it first runs: the beginning of a step waits for none of it.
 
     Args:
         placement: where the experts live during the step.
@@ -66,74 +84,47 @@ class StepCells:
         plan: StepPlan | None,
         device: torch.device,
     ) -> None:
-        self._cluster, self._home_rank_LE = cluster, placement.home_rank_LE
+        self._placement, self._cluster, self._ep_rank, self._device = placement, cluster, ep_rank, device
         self.num_micro_batches = plan.num_micro_batches if plan is not None else 0
-        home_LE = _home_table(placement, cluster, num_redundant=0)
-        self._home_LE = torch.from_numpy(home_LE).to(device)
-        self._rest_E = torch.full((home_LE.shape[1],), REST, dtype=torch.int32, device=device)
-        self._ep_rank, self._slot_expert_LP = ep_rank, home_LE
-        self._is_identity_L: list[bool] = (home_LE == np.arange(home_LE.shape[1])).all(axis=1).tolist()
-        index_Y4 = np.zeros((0, 4), np.int32)
-        self._is_anywhere_ML = np.zeros((self.num_micro_batches, len(home_LE)), dtype=np.bool_)
-        if plan is not None:
-            row_Y = plan.replica_index_Y4[:, 0]
-            self._is_anywhere_ML[row_Y % max(1, plan.num_micro_batches), plan.replica_index_Y4[:, 1]] = True
-            first_row = ep_group * plan.num_micro_batches
-            own_Y = (row_Y >= first_row) & (row_Y < first_row + plan.num_micro_batches)
-            index_Y4 = plan.replica_index_Y4[own_Y] - np.array([first_row, 0, 0, 0], np.int32)
-        self.has_replicas = bool(len(index_Y4))
-        self._num_replicas = len(index_Y4)
-        self._redundant_slot_Y = redundant_slots(index_Y4)
-        num_layers, (_, layer_Y, expert_Y, rank_Y) = len(home_LE), index_Y4.T
-        first_rank = ep_rank // cluster.gpus_per_node * cluster.gpus_per_node
-        home_rank_Y, home_slot_Y = (
-            each_LE[layer_Y, expert_Y] for each_LE in (placement.home_rank_LE, placement.home_slot_LE)
-        )
-        self._copy_Y4: list[list[int]] = np.stack(
-            [home_rank_Y - first_rank, home_slot_Y, rank_Y - first_rank, self._redundant_slot_Y], axis=1
-        ).tolist()
-        """The fields of each replica's `Copy`, as seen from this node."""
-        self._cell_start: list[int] = np.searchsorted(
-            index_Y4[:, 0] * num_layers + index_Y4[:, 1], np.arange(self.num_micro_batches * num_layers + 1)
-        ).tolist()
+        self._home_LP = _home_table(placement, cluster, num_redundant=0)
+        num_layers, num_experts = self._home_LP.shape
+        self._home_on_device = torch.from_numpy(self._home_LP).to(device)
+        self._rest_E = torch.full((num_experts,), REST, dtype=torch.int32, device=device)
+        self._is_identity_L: list[bool] = (self._home_LP == np.arange(num_experts)).all(axis=1).tolist()
+        self._index_Y4 = np.zeros((0, 4), np.int32)
+        self._is_anywhere_ML = np.zeros((self.num_micro_batches, num_layers), dtype=np.bool_)
+        if plan is not None and self.num_micro_batches:
+            row_Y, layer_Y = plan.replica_index_Y4[:, 0], plan.replica_index_Y4[:, 1]
+            self._is_anywhere_ML[row_Y % self.num_micro_batches, layer_Y] = True
+            first_row = ep_group * self.num_micro_batches
+            own = slice(*np.searchsorted(row_Y, [first_row, first_row + self.num_micro_batches]))
+            self._index_Y4 = plan.replica_index_Y4[own] - np.array([first_row, 0, 0, 0], np.int32)
+        self._start_M: list[int] = np.searchsorted(self._index_Y4[:, 0], np.arange(self.num_micro_batches + 1)).tolist()
+        self.num_replicas = len(self._index_Y4)
+        """The number of replicas of this rank's EP group, over all cells."""
+        self.has_replicas = bool(self.num_replicas)
+        self._planned: dict[int, _PlannedMicroBatch] = {}
         self._copies: dict[tuple[int, int], tuple[Copy, ...]] = {}
         self._replicated: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         self._tables: dict[tuple[int, int], SlotTable] = {}
-        self._index_Y4 = index_Y4
-        if self.has_replicas:
-            slot_expert_LP = _home_table(placement, cluster, num_redundant=cluster.redundant_slots)
-            slot_expert_MLP = np.tile(slot_expert_LP, (self.num_micro_batches, 1, 1))
-            micro_batch_Y, layer_Y, expert_Y, rank_Y = index_Y4.T
-            num_home = num_home_slots(placement, cluster)
-            slot_Y = rank_Y * (num_home + cluster.redundant_slots) + num_home + self._redundant_slot_Y
-            slot_expert_MLP[micro_batch_Y, layer_Y, slot_Y] = expert_Y
-            self._planned_slot_expert_MLP = slot_expert_MLP
-            self._slot_expert_MLP = torch.from_numpy(slot_expert_MLP).to(device)
-            self._slot_Y = slot_Y.astype(np.int64)
-
-    @property
-    def num_replicas(self) -> int:
-        """The number of replicas of this rank's EP group, over all cells."""
-        return self._num_replicas
 
     def table(self, micro_batch: int | None, layer: int) -> SlotTable | None:
         """Return the table of a cell, or None if all experts are at their identity places and routing needs no remap.
 
         None stands for no micro-batch, which has no replicas. The table is equal on all ranks of the EP group.
         """
-        if micro_batch is not None and (rows := self._replicas_of(micro_batch, layer)):
+        if micro_batch is not None and (found := self._replicas_of(micro_batch, layer)) is not None:
             if (micro_batch, layer) not in self._tables:
-                self._tables[micro_batch, layer] = self._table_of(micro_batch, layer, slice(rows.start, rows.stop))
+                self._tables[micro_batch, layer] = self._table_of(layer, *found)
             return self._tables[micro_batch, layer]
         if self._is_identity_L[layer]:
             return None
-        return SlotTable(slot_expert_P=self._home_LE[layer], share_P=self._rest_E)
+        return SlotTable(slot_expert_P=self._home_on_device[layer], share_P=self._rest_E)
 
     def slot_experts(self, micro_batch: int, layer: int) -> NDArray[np.int32]:
         """Return the logical expert in each slot of this rank in a cell, `EMPTY` for none."""
-        slot_expert_P = self._slot_expert_LP[layer]
-        if self._replicas_of(micro_batch, layer):
-            slot_expert_P = self._planned_slot_expert_MLP[micro_batch % self.num_micro_batches, layer]
+        found = self._replicas_of(micro_batch, layer)
+        slot_expert_P = (self._home_LP if found is None else found[0].slot_expert_LP)[layer]
         of_rank: NDArray[np.int32] = slot_expert_P.reshape(self._cluster.num_ranks, -1)[self._ep_rank]
         return of_rank
 
@@ -149,47 +140,76 @@ class StepCells:
 
         The ranks that hold the same experts run micro-batches of the same index at the same time.
         """
-        planned = self._planned(micro_batch)
+        planned = self._planned_index(micro_batch)
         return planned is not None and bool(self._is_anywhere_ML[planned, layer])
 
     def copies(self, micro_batch: int, layer: int) -> tuple[Copy, ...]:
         """Return all replicas on ranks of this node, in order of expert and then rank, equal on all these ranks."""
         cell = micro_batch, layer
         if cell not in self._copies:
-            self._copies[cell] = self._copies_in(self._replicas_of(micro_batch, layer))
+            found = self._replicas_of(micro_batch, layer)
+            self._copies[cell] = () if found is None else self._copies_in(layer, *found)
         return self._copies[cell]
 
-    def _table_of(self, micro_batch: int, layer: int, rows: slice) -> SlotTable:
+    def _table_of(self, layer: int, planned: _PlannedMicroBatch, rows: slice) -> SlotTable:
         return SlotTable(
-            slot_expert_P=self._slot_expert_MLP[micro_batch % self.num_micro_batches, layer],
+            slot_expert_P=planned.on_device[layer],
             share_P=None,
             replicas=CellReplicas(
-                home_E=self._home_rank_LE[layer],
-                expert_Y=self._index_Y4[rows, 2],
-                rank_Y=self._index_Y4[rows, 3],
-                slot_Y=self._slot_Y[rows],
+                home_E=self._placement.home_rank_LE[layer],
+                expert_Y=planned.index_Y3[rows, 1],
+                rank_Y=planned.index_Y3[rows, 2],
+                slot_Y=planned.slot_Y[rows],
             ),
         )
 
-    def _planned(self, micro_batch: int) -> int | None:
+    def _copies_in(self, layer: int, planned: _PlannedMicroBatch, rows: slice) -> tuple[Copy, ...]:
+        _, expert_Y, rank_Y = planned.index_Y3[rows].T
+        first_rank = self._ep_rank // self._cluster.gpus_per_node * self._cluster.gpus_per_node
+        in_node_Y = (rank_Y >= first_rank) & (rank_Y < first_rank + self._cluster.gpus_per_node)
+        expert_Y, rank_Y = expert_Y[in_node_Y], rank_Y[in_node_Y]
+        fields = (
+            self._placement.home_rank_LE[layer, expert_Y] - first_rank,
+            self._placement.home_slot_LE[layer, expert_Y],
+            rank_Y - first_rank,
+            planned.redundant_slot_Y[rows][in_node_Y],
+        )
+        return tuple(Copy(*of_copy) for of_copy in np.stack(fields, axis=1).tolist())
+
+    def _planned_index(self, micro_batch: int) -> int | None:
         """Return the micro-batch of the plan whose copies a micro-batch uses; None if the plan has none.
 
-        Where more run than were planned, as in passes that nobody planned or in a step that keeps the last plan, they
+        Where more run than were planned, as in a step that is planned from history or that keeps the last plan, they
         use those of the plan in turn: tokens are split by what comes, so the copies fit more or less, and never wrong.
         """
         return micro_batch % self.num_micro_batches if self.num_micro_batches else None
 
-    def _replicas_of(self, micro_batch: int, layer: int) -> range:
-        """Return the rows of a cell in `_copy_Y4`."""
-        planned = self._planned(micro_batch)
-        if planned is None:
-            return range(0)
-        cell = planned * len(self._home_LE) + layer
-        return range(self._cell_start[cell], self._cell_start[cell + 1])
+    def _replicas_of(self, micro_batch: int, layer: int) -> tuple[_PlannedMicroBatch, slice] | None:
+        """Return the replicas of a cell: those of its planned micro-batch, and where they are. None without replicas."""
+        index = self._planned_index(micro_batch)
+        if index is None or self._start_M[index] == self._start_M[index + 1]:
+            return None
+        if index not in self._planned:
+            self._planned[index] = self._plan_micro_batch(slice(self._start_M[index], self._start_M[index + 1]))
+        planned = self._planned[index]
+        rows = slice(planned.start_L[layer], planned.start_L[layer + 1])
+        return (planned, rows) if rows.start < rows.stop else None
 
-    def _copies_in(self, rows: range) -> tuple[Copy, ...]:
-        in_node = range(self._cluster.gpus_per_node)
-        return tuple(Copy(*each) for each in self._copy_Y4[rows.start : rows.stop] if each[2] in in_node)
+    def _plan_micro_batch(self, rows: slice) -> _PlannedMicroBatch:
+        index_Y4, num_layers = self._index_Y4[rows], len(self._home_LP)
+        _, layer_Y, expert_Y, rank_Y = index_Y4.T
+        redundant_slot_Y, num_home = redundant_slots(index_Y4), num_home_slots(self._placement, self._cluster)
+        slot_Y = rank_Y * (num_home + self._cluster.redundant_slots) + num_home + redundant_slot_Y
+        slot_expert_LP = _home_table(self._placement, self._cluster, num_redundant=self._cluster.redundant_slots)
+        slot_expert_LP[layer_Y, slot_Y] = expert_Y
+        return _PlannedMicroBatch(
+            start_L=np.searchsorted(layer_Y, np.arange(num_layers + 1)).tolist(),
+            index_Y3=index_Y4[:, 1:],
+            redundant_slot_Y=redundant_slot_Y,
+            slot_Y=slot_Y.astype(np.int64),
+            slot_expert_LP=slot_expert_LP,
+            on_device=torch.from_numpy(slot_expert_LP).to(self._device),
+        )
 
 
 def num_home_slots(placement: Placement, cluster: Cluster) -> int:
