@@ -106,16 +106,16 @@ def _table(outcomes: list[Outcome], question: Question) -> Table:
     table.add_column("policy", no_wrap=True)
     for heading in ("step s", "over plain", "low, high", "of bal.", "low, high", "imbal- ance", "waits s"):
         table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
-    best = max(outcomes, key=lambda each: each.of_balanced)
+    best = max(outcomes, key=lambda each: each.of_balanced.mid)
     for each in outcomes:
         step = each.step
         table.add_row(
             each.policy,
             f"{step.total_s:.2f}",
-            f"{each.over_plain:.2f}x",
-            f"{each.over_plain_range.low:.2f} {each.over_plain_range.high:.2f}",
-            f"{each.of_balanced:.1%}",
-            f"{each.of_balanced_range.low:.0%} {each.of_balanced_range.high:.0%}",
+            f"{each.over_plain.mid:.2f}x",
+            f"{each.over_plain.low:.2f} {each.over_plain.high:.2f}",
+            f"{each.of_balanced.mid:.1%}",
+            f"{each.of_balanced.low:.0%} {each.of_balanced.high:.0%}",
             f"{each.imbalance:.3f}",
             f"{step.transfer_s + step.decision_s + step.reorder_s + step.first_placement_s:.2f}",
             style="bold green" if each is best else None,

@@ -74,9 +74,9 @@ def _throughput(outcomes: Sequence[Outcome]) -> tuple[list[dict[str, Any]], dict
     bars = {
         "type": "bar",
         "orientation": "h",
-        "x": [each.of_balanced for each in outcomes],
+        "x": [each.of_balanced.mid for each in outcomes],
         "y": [each.policy for each in outcomes],
-        "text": [f"{each.of_balanced:.1%}" for each in outcomes],
+        "text": [f"{each.of_balanced.mid:.1%}" for each in outcomes],
         "marker": {"color": ["#2a7f62" if each.policy.startswith("relibra") else "#9aa5b1" for each in outcomes]},
     }
     balanced = {"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1}
@@ -124,7 +124,7 @@ def _figure(name: str, title: str, traces: list[dict[str, Any]], layout: dict[st
 
 
 def _table(outcomes: Sequence[Outcome], num_ranks: int) -> str:
-    best = max(outcomes, key=lambda each: each.of_balanced)
+    best = max(outcomes, key=lambda each: each.of_balanced.mid)
     headings = (
         "policy",
         "step, s",
@@ -142,10 +142,10 @@ def _table(outcomes: Sequence[Outcome], num_ranks: int) -> str:
         (
             each.policy,
             f"{each.step.total_s:.2f}",
-            f"{each.over_plain:.3f}",
-            f"{each.over_plain_range.low:.2f} to {each.over_plain_range.high:.2f}",
-            f"{each.of_balanced:.1%}",
-            f"{each.of_balanced_range.low:.1%} to {each.of_balanced_range.high:.1%}",
+            f"{each.over_plain.mid:.3f}",
+            f"{each.over_plain.low:.2f} to {each.over_plain.high:.2f}",
+            f"{each.of_balanced.mid:.1%}",
+            f"{each.of_balanced.low:.1%} to {each.of_balanced.high:.1%}",
             f"{each.imbalance:.4f}",
             f"{each.replicas_per_cell:.1f}",
             str(each.num_moved_experts),
