@@ -6,7 +6,7 @@ function source { _ask source "$PWD" "${SCRIPT_SOURCE-}" "$1" && { local SCRIPT_
 # 7 takes reports, and 9 takes the launcher's output and drops it.
 
 exec 6<&0 7>&1 9>/dev/null </dev/null >&9
-ulimit -c 0 -t 5 -v 524288 -u "$LAUNCHER_PROCESSES"
+ulimit -c 0 -t 5 -v 524288
 unset HOSTNAME
 set -fT  # no names of files of this machine, and the trap below in functions too
 

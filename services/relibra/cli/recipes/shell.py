@@ -5,31 +5,24 @@ Out:  the command lines that it would start.
 
 `bash --restricted` starts no program by its path, writes no file and keeps PATH, which leads nowhere. `launcher.bash`
 reports the commands that bash does not find, and asks here for the text of every script, whose redirections of output
-`redirections.py` turns away. Where the kernel permits it, bash has no network and no processes but its own. Where this
-process is root, bash runs as nobody: limits on the number of processes do not bind root.
+`redirections.py` turns away.
 """
 
-import functools
-import os
 import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from relibra.cli.recipes.redirections import drop_output
 from relibra.cli.recipes.unknown import shown, unknown, without_unknown
 from relibra.errors import InvalidInput
 
 _MAX_BYTES = 1 << 20
-_MAX_PROCESSES = 64
-_NOBODY = 65534
-_NAMESPACES = ("--map-root-user", "--net", "--pid", "--fork", "--kill-child")
 _REFUSED = re.compile(r"line (\d+): (.*(?:restricted: cannot redirect|syntax error|unexpected EOF|here-document).*)")
 _SET_BY_BASH = re.compile("PWD|OLDPWD|SHLVL|E?UID|PPID|RANDOM|SECONDS|LINENO|IFS|PATH|BASH.*|FUNCNAME|PIPESTATUS")
 
@@ -67,12 +60,11 @@ def run_script(script: Path, variables: dict[str, str], *, printed: str = "", st
     ):
         own = {"PATH": "/dev/null", "BASH_ENV": f"/dev/fd/{prelude.fileno()}", "LC_ALL": "C.UTF-8"}
         own |= {"LAUNCHER_PRINTED": printed, "LAUNCHER_STATUS": str(status)}
-        own |= {"LAUNCHER_PROCESSES": str(_num_threads_of(_user_of_bash().get("user", os.getuid())) + _MAX_PROCESSES)}
         process = subprocess.Popen(
-            [*_namespaces(), bash, "--restricted", "-c", 'source "$0"; builtin wait', str(script)],
+            [bash, "--restricted", "-c", 'source "$0"; builtin wait', str(script)],
             cwd=script.parent, env=variables | own,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=messages,
-            pass_fds=(prelude.fileno(),), **_user_of_bash(),
+            pass_fds=(prelude.fileno(),),
         )  # fmt: skip
         with process:
             commands, doubts = _serve(process, script, marks=not printed)
@@ -82,37 +74,6 @@ def run_script(script: Path, variables: dict[str, str], *, printed: str = "", st
         raise MemoryError
     doubts += [f"line {line}: {message}" for line, message in _REFUSED.findall(said)]
     return Run(tuple(commands), tuple(dict.fromkeys(doubts)))
-
-
-def _user_of_bash() -> dict[str, Any]:
-    """Return the arguments of `Popen` that name the user as whom bash runs; none for that of this process."""
-    return {"user": _NOBODY, "group": _NOBODY, "extra_groups": ()} if os.geteuid() == 0 else {}
-
-
-def _num_threads_of(user: int) -> int:
-    """Return how many threads a user has, all of which count for the limit on processes; 0 where nothing tells."""
-    num_threads = 0
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if process.stat().st_uid == user:
-                num_threads += sum(1 for _ in (process / "task").iterdir())
-    return num_threads
-
-
-@functools.cache
-def _namespaces() -> tuple[str, ...]:
-    """Return the words before a command that take its network and its sight of other processes, if that works here."""
-    words = (shutil.which("unshare") or "unshare", *_NAMESPACES)
-    try:
-        subprocess.run(
-            [*words, "true"],
-            check=True,
-            capture_output=True,
-            **_user_of_bash(),
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return ()
-    return words
 
 
 def _serve(process: subprocess.Popen[bytes], script: Path, *, marks: bool) -> tuple[list[tuple[str, ...]], list[str]]:
