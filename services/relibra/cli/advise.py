@@ -9,11 +9,10 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich import box
+from rich.console import Console
 from rich.panel import Panel
-from rich.table import Table
 
-from relibra.cli.output import AsJson, open_console, print_json, print_table, working
+from relibra.cli.output import AsJson, open_console, print_json, print_rows, working
 from relibra.cli.question import asking, provenance
 from relibra.errors import InvalidInput
 from relibra.evaluation.advice import MEANINGS, Advice, Answer, name_of
@@ -54,7 +53,7 @@ def advise(
         console = open_console()
         answer = f"[bold {_COLOURS[advice.answer]}]{_capital(advice.answer.value)}.[/]"
         console.print(Panel(f"{answer}\n{_capital(advice.reason)}.", expand=False))
-        print_table(console, _table(advice))
+        _print_rows(console, advice)
         cause = f" What is missing is mainly lost to {advice.limit}." if advice.limit else ""
         whole = "These are figures of training alone: --rollout-share says what the whole step saves."
         if saving is not None:
@@ -83,17 +82,12 @@ def _saving(gain: Estimate, rollout_share: float) -> Estimate:
     return gain.map(lambda gained: (1 - rollout_share) * gained / (1 + gained))
 
 
-def _table(advice: Advice) -> Table:
-    table = Table(title="throughput over plain expert parallelism", box=box.SIMPLE, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column()
-    ours = {name_of("relibra", slots): gain for slots, gain in advice.gain_by_slots.items()}
-    best = name_of("relibra", advice.redundant_slots)
-    for name, gain in (ours | advice.gain_of_others).items():
-        meaning = MEANINGS.get(name) or MEANINGS[name.partition(",")[0]]
-        table.add_row(name, f"{gain:+.1%}", meaning, style="bold green" if name == best else None)
-    return table
+def _print_rows(console: Console, advice: Advice) -> None:
+    gains = {name_of("relibra", slots): gain for slots, gain in advice.gain_by_slots.items()} | advice.gain_of_others
+    meanings = {name: MEANINGS.get(name) or MEANINGS[name.partition(",")[0]] for name in gains}
+    rows = {name: (name, f"{gain:+.1%}", meanings[name]) for name, gain in gains.items()}
+    best = rows[name_of("relibra", advice.redundant_slots)]
+    print_rows(console, ("!way", "!over plain expert parallelism", "what it does"), rows.values(), best=best)
 
 
 def _capital(text: str) -> str:

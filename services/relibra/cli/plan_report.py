@@ -5,9 +5,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
-from relibra.cli.output import print_table
+from relibra.cli.output import print_rows
 from relibra.evaluation import ScheduleScore
 from relibra.planning import Plan
 from relibra.planning.bounds.exact import ExactGap
@@ -70,14 +69,14 @@ class PlanReport:
 
     def print(self, console: Console, output: Path) -> None:
         """Print the report as tables."""
-        print_table(console, self._table())
+        self._print_figures(console)
         if self.packed:
-            print_table(console, _schedule_table(self.packed))
+            _print_schedules(console, self.packed)
             console.print(_sentence(self.packed.reason), highlight=False)
         console.print(_sentence(self.plan.reason), highlight=False)
         console.print(f"Written to {output}", highlight=False)
 
-    def _table(self) -> Table:
+    def _print_figures(self, console: Console) -> None:
         plan, numbers = self.plan, self.plan.prediction
         model, cluster, num_cells = plan.model, plan.cluster, plan.lower_bound_ML.size
         rows = [
@@ -102,16 +101,11 @@ class PlanReport:
             rows.append(("bytes of replicas, once a micro-batch", _size(numbers.replica_size_bytes)))
         else:
             rows.append(("bytes moved", "unknown: pass --expert-bytes"))
-        table = Table(
-            title=f"{model.num_experts} experts on {cluster.num_nodes} x {cluster.gpus_per_node} GPUs, "
-            f"{cluster.redundant_slots} redundant slots, {num_cells} cells",
-            show_header=False,
+        title = (
+            f"{model.num_experts} experts on {cluster.num_nodes} x {cluster.gpus_per_node} GPUs, "
+            f"{cluster.redundant_slots} redundant slots, {num_cells} cells"
         )
-        table.add_column()
-        table.add_column(justify="right")
-        for row in rows:
-            table.add_row(*row)
-        return table
+        print_rows(console, ("", ">"), rows, title)
 
 
 def _size(size_bytes: int | None) -> str:
@@ -124,20 +118,19 @@ def _exact(gap: ExactGap) -> str:
     return f"{gap.mean:.3%} mean, {gap.worst:.2%} worst{note}"
 
 
-def _schedule_table(packed: PackReport) -> Table:
+def _print_schedules(console: Console, packed: PackReport) -> None:
     columns: dict[str, Callable[[ScheduleScore], str]] = {
         "imbalance\nplanned": lambda score: f"{score.imbalance:.4f}",
         "token copies\nacross nodes": lambda score: f"{score.cross_node_share:.1%}",
         "most tokens\nof a rank": lambda score: f"{score.largest_tokens}",
         "attention\nspread": lambda score: f"{score.attention_spread:.3f}",
     }
-    table = Table(title=f"schedules, token budget {packed.token_budget}")
-    table.add_column("schedule", no_wrap=True)
-    for heading in columns:
-        table.add_column(heading, justify="right")
-    for name, score in packed.schedules.items():
-        table.add_row(name.replace("_", " "), *(show(score) for show in columns.values()))
-    return table
+    rows = [
+        (name.replace("_", " "), *(show(score) for show in columns.values()))
+        for name, score in packed.schedules.items()
+    ]
+    headings = ("!schedule", *(f">{each}" for each in columns))
+    print_rows(console, headings, rows, f"schedules, token budget {packed.token_budget}")
 
 
 def _sentence(reason: str) -> str:

@@ -14,7 +14,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from relibra.cli.completion import complete_format, complete_trainer
 from relibra.cli.left_out_report import describe_left_out, print_left_out
 from relibra.cli.output import AsJson, open_console, print_json, writing
 from relibra.cli.recorded_model import model_of_options
@@ -57,7 +56,6 @@ def record(
         typer.Option(
             "--format",
             help=f"Format of the responses: {', '.join(FORMATS)}. Detected if unambiguous.",
-            autocompletion=complete_format,
         ),
     ] = None,
     trainer: Annotated[
@@ -65,7 +63,6 @@ def record(
         typer.Option(
             help=f"Give tokens without a recorded route the experts that this trainer gives them: "
             f"{', '.join(FILLER_RULES)}. Default: leave those tokens out.",
-            autocompletion=complete_trainer,
         ),
     ] = None,
     turns_by: Annotated[
