@@ -34,7 +34,7 @@ def simulate(
             "sequences) or micro-batches (replay)."
         ),
     ] = "micro-batches",
-    report: Annotated[Path | None, typer.Option(help="HTML report to write, with figures, in one file.")] = None,
+    report: Annotated[Path | None, typer.Option(help="HTML report to write, with a figure, in one file.")] = None,
     seed: Annotated[int, typer.Option(help="Seed for drawing sequences.")] = 0,
     as_json: AsJson = False,
 ) -> None:
