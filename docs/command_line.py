@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import typer.main
-
-from relibra.cli.app import app
+from relibra.cli.app import VERBS, load_verb
 
 PAGE = Path(__file__).with_name("command-line.md")
 _WIDTH = 140
@@ -26,7 +24,7 @@ def commands() -> dict[str, Any]:
             for name, each in inner.items():
                 yield from walk(f"{words} {name}".strip(), each)
 
-    return dict(walk("", typer.main.get_command(app)))
+    return {words: found for verb in VERBS for words, found in walk(verb, load_verb(verb))}
 
 
 def rewritten(page: str) -> str:

@@ -104,7 +104,7 @@ def clocked(policy: Policy) -> Policy:
     """Return a policy of the simulation that counts processor time, as peers do, and not the step before."""
 
     def decide(situation: Situation) -> Decision:
-        situation.previous_home_LE(situation.cluster.redundant_slots)
+        _ = situation.previous_home_LE
         decision, cpu_s = on_cpu_clock(lambda: policy(situation))
         return replace(decision, decide_time_s=cpu_s)
 

@@ -77,7 +77,7 @@ def judge(
             "planner": outcome.policy,
             "decides": decides.value,
             "imbalance": outcome.imbalance,
-            "of_balanced": outcome.of_balanced,
+            "of_balanced": outcome.of_balanced.mid,
             "cpu_us_per_decision": outcome.decide_time_s / num_decisions * 1e6,
             "cpu_ms": outcome.decide_time_s * 1e3,
             "num_moved_experts": outcome.num_moved_experts,

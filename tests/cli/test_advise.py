@@ -69,13 +69,15 @@ def test_routing_that_differs_by_sequence_says_turn_it_on(tmp_path, model):
     job = (*_SMALL, "--nodes", 2, "--micro-batches", 4, "--tokens-per-gpu", 32768, "--sequence-length", 2048)
     said = json.loads(_run(trace, *model, *job, "--rollout-share", 0.75, "--json", status=0))
     assert said["answer"] == "turn it on"
-    assert said["gain"]["high"] > said["gain"]["mean"] > said["gain"]["low"] >= 0.02
-    gain = said["gain"]["mean"]
-    assert said["gpu_hours_saved"]["mean"] == pytest.approx(0.25 * (1 - 1 / (1 + gain)))
-    assert said["gain"]["mean"] > max(each["mean"] for each in said["gain_of_others"].values())
+    assert said["gain"]["high"] > said["gain"]["mid"] > said["gain"]["low"] >= 0.02
+    gain = said["gain"]["mid"]
+    # A quarter of the step is training, and what is a quarter faster is a fifth shorter.
+    assert said["gpu_hours_saved"]["mid"] == pytest.approx(0.25 * (1 - 1 / (1 + gain)))
+    assert gain > max(each["mid"] for each in said["gain_of_others"].values())
+    assert said["gain_by_slots"][str(said["redundant_slots"])] == said["gain"]
     assert set(said["gain_by_slots"]) == {"0", "1", "2", "4"}
-    for each in (*said["gain_by_slots"].values(), *said["gain_by_part"].values()):
-        assert each["low"] <= each["mean"] <= each["high"]
+    for each in (*said["gain_by_slots"].values(), *said["gain_of_others"].values()):
+        assert each["low"] <= each["mid"] <= each["high"]
     assert said["slot_size_bytes"] == said["redundant_slots"] * 3 * 2 * 3 * 2880 * 2880
 
 
@@ -85,9 +87,10 @@ def test_even_routing_says_that_it_will_not_pay(tmp_path, model, monkeypatch):
     assert "It will not pay." in printed
     assert max(map(len, printed.splitlines())) <= 80
     for label in (
-        "relibra, 1 redundant slot ",
-        "eplb-oracle",
-        "reorder-only",
+        "relibra, 1 slot ",
+        "eplb-oracle, 0 slots",
+        "replicate-only",
+        "EPLB as it is",
         "Best setting: redundant_slots=",
         "simulated",
     ):

@@ -7,10 +7,9 @@ from importlib.metadata import version
 
 import click
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from relibra.cli.app import app
+from relibra.cli.app import VERBS, app, load_verb
 
 RELIBRA = [sys.executable, "-m", "relibra.cli"]
 COMMANDS = [
@@ -36,14 +35,14 @@ SERVICES = {"up", "planner", "status"}
 
 def verbs() -> dict[str, click.Command]:
     found = {}
-    for name, command in typer.main.get_command(app).commands.items():
+    for name, command in {verb: load_verb(verb) for verb in VERBS}.items():
         inner = getattr(command, "commands", None)
         found |= {name: command} if inner is None else {f"{name} {verb}": each for verb, each in inner.items()}
     return found
 
 
 def test_every_command_is_there():
-    assert set(COMMANDS) <= set(typer.main.get_command(app).commands)
+    assert set(COMMANDS) <= set(VERBS)
 
 
 @pytest.mark.parametrize("verb", sorted(set(verbs()) - SERVICES))
@@ -94,3 +93,41 @@ def test_a_bug_prints_a_message_as_well():
     assert "KeyError 'a key'" in ended.stderr
     assert "RELIBRA_TRACEBACK=1" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def loaded_by(*words: str) -> set[str]:
+    """Return the modules that are loaded after a command line has run."""
+    script = (
+        f"import sys; from relibra.cli.app import app\napp({list(words)!r}, standalone_mode=False)\nprint(*sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    return set(ended.stdout.splitlines()[-1].split())
+
+
+def test_the_overview_loads_no_verb_and_nothing_that_computes_or_connects():
+    loaded = loaded_by("--help")
+    assert {each for each in loaded if each.startswith("relibra.")} == {
+        "relibra.cli",
+        "relibra.cli.app",
+        "relibra.environment",
+        "relibra.errors",
+    }
+    assert not loaded & {"numpy", "numba", "torch", "grpc", "redis", "asyncio", "ssl", "pydantic"}
+
+
+@pytest.mark.parametrize("verb", ["planner", "status", "up", "jobs"])
+def test_a_verb_starts_without_the_modules_of_the_others(verb):
+    assert not loaded_by(verb, "--help") & {"numba", "relibra.cli.advise", "relibra.cli.doctor"}
+
+
+@pytest.mark.parametrize("verb", ["jobs", "show", "explain", "diff"])
+def test_looking_at_jobs_needs_neither_redis_nor_grpc_nor_numpy(verb):
+    assert not loaded_by(verb, "--help") & {"redis", "grpc", "numpy", "relibra.store"}
+
+
+def test_a_mistyped_verb_is_answered_with_the_nearest():
+    ended = subprocess.run(
+        [sys.executable, "-m", "relibra.cli", "plnner"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 2
+    assert "Did you mean 'planner'" in ended.stderr

@@ -36,7 +36,7 @@ def test_an_unreachable_planner_fails_with_a_fix(relibra):
 def test_S6_a_status_service_without_a_token_fails_with_a_fix(relibra, watched, tmp_path):
     arguments = tmp_path / "arguments.txt"
     arguments.write_text("--fp8-format hybrid")
-    printed = relibra("doctor", "--megatron-args", arguments, status=1, RELIBRA_TOKEN="")
+    printed = relibra("doctor", "--recipe", arguments, status=1, RELIBRA_TOKEN="")
     assert "failed  status: access" in printed
     assert "set RELIBRA_TOKEN to a token with role viewer" in printed
     assert "fix: use fp8_recipe='blockwise', 'tensorwise' or 'mxfp8'" in printed

@@ -35,5 +35,5 @@ def test_saved_responses_of_sglang_become_an_answer_in_two_commands(tmp_path: Pa
         for command in commands
     ]
     assert "48 tokens without a recorded route are left out" in said[0]
-    assert "Turn it on." in said[1]
+    assert "Turn it on" in said[1]
     assert "48 recorded sequences" in said[1]

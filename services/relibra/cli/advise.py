@@ -9,17 +9,22 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich import box
+from rich.console import Console
 from rich.panel import Panel
-from rich.table import Table
 
-from relibra.cli.output import AsJson, open_console, print_json, print_table, working
+from relibra.cli.output import AsJson, open_console, print_json, print_rows, working
 from relibra.cli.question import asking, provenance
 from relibra.errors import InvalidInput
-from relibra.evaluation.advice import Advice, Answer, Saving
+from relibra.evaluation.advice import MEANINGS, Advice, Answer, name_of
+from relibra.evaluation.estimate import Estimate
 from relibra.evaluation.question import Question
 
-_COLOURS = {Answer.TURN_ON: "green", Answer.WILL_NOT_PAY: "yellow", Answer.NOT_ENOUGH_DATA: "blue"}
+_COLOURS = {
+    Answer.TURN_ON: "green",
+    Answer.UNLESS_BALANCED: "green",
+    Answer.WILL_NOT_PAY: "yellow",
+    Answer.NOT_ENOUGH_DATA: "blue",
+}
 
 
 @asking
@@ -40,57 +45,49 @@ def advise(
     with working(on="reading") as now:
         question = ask()
         advice = run(question, lambda name: now(f"simulating {name}"))
-    saving = None if rollout_share is None else Saving.of(advice.gain, rollout_share)
+    saving = None if rollout_share is None else _saving(advice.gain, rollout_share)
     if as_json:
-        print_json(
-            asdict(advice)
-            | {"answer": advice.answer.value, "gpu_hours_saved": None if saving is None else asdict(saving)}
-        )
+        said = asdict(advice) | {"gain": asdict(advice.gain), "answer": advice.answer.value}
+        print_json(said | {"gpu_hours_saved": None if saving is None else asdict(saving)})
     else:
         console = open_console()
-        colour = _COLOURS[advice.answer]
-        text = (
-            f"[bold {colour}]{advice.answer.value[0].upper()}{advice.answer.value[1:]}.[/]\n{_capital(advice.reason)}."
-        )
-        console.print(Panel(text, expand=False))
-        print_table(console, _table(advice))
-        setting = f"Best setting: redundant_slots={advice.redundant_slots}"
-        memory = f"{setting}, which takes {advice.slot_size_bytes / 1e9:.2f} GB of each GPU."
-        ends = f"{advice.of_balanced_range.low:.1%} to {advice.of_balanced_range.high:.1%}"
-        balance = f"Throughput is {advice.of_balanced:.1%} of perfect balance ({ends}); the rest is {advice.limit}."
-        console.print(f"{memory} {balance}", highlight=False)
-        if saving is None:
-            console.print("These are figures of training alone: --rollout-share says what the whole step saves.")
-        else:
-            console.print(
-                f"Of all GPU-hours of the RL step, with {rollout_share:.0%} of it outside training, relibra saves "
-                f"{saving}, if the job keeps its GPUs through the step.",
-                highlight=False,
+        answer = f"[bold {_COLOURS[advice.answer]}]{_capital(advice.answer.value)}.[/]"
+        console.print(Panel(f"{answer}\n{_capital(advice.reason)}.", expand=False))
+        _print_rows(console, advice)
+        cause = f" What is missing is mainly lost to {advice.limit}." if advice.limit else ""
+        whole = "These are figures of training alone: --rollout-share says what the whole step saves."
+        if saving is not None:
+            whole = (
+                f"With {rollout_share:.0%} of an RL step outside training, relibra saves {saving:.1%} of the GPU-hours "
+                "of the whole step, if the job keeps its GPUs through the step."
             )
-        console.print(f"{provenance(question)} Ranges come from what is not known of such machines.", highlight=False)
-    if advice.answer is not Answer.TURN_ON:
+        console.print(
+            f"Best setting: redundant_slots={advice.redundant_slots}, which takes {advice.slot_size_bytes / 1e9:.2f} "
+            f"GB of each GPU. Throughput is then {advice.of_balanced:.1%} of that with perfectly even routing.{cause}\n"
+            f"{whole}\n{provenance(question)} Ranges span two samples of the recorded sequences, and what is not known "
+            "of such machines.",
+            highlight=False,
+        )
+    if advice.answer not in (Answer.TURN_ON, Answer.UNLESS_BALANCED):
         raise typer.Exit(1)
 
 
-def _table(advice: Advice) -> Table:
-    table = Table(title="throughput over plain expert parallelism", box=box.SIMPLE, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right")
-    table.add_row("relibra", str(advice.gain), style="bold")
-    for name, gain in advice.gain_of_others.items():
-        table.add_row(name, str(gain))
-    table.add_section()
-    for slots, gain in advice.gain_by_slots.items():
-        style = "bold" if slots == advice.redundant_slots else None
-        table.add_row(f"relibra, {_count(slots)}", str(gain), style=style)
-    table.add_section()
-    for part, gain in advice.gain_by_part.items():
-        table.add_row(part, str(gain))
-    return table
+def _saving(gain: Estimate, rollout_share: float) -> Estimate:
+    """Return the part of the GPU-hours of whole RL steps that relibra saves.
+
+    Args:
+        gain: the gain in training.
+        rollout_share: the part of a step, with plain expert parallelism, in which the GPUs do not train.
+    """
+    return gain.map(lambda gained: (1 - rollout_share) * gained / (1 + gained))
 
 
-def _count(slots: int) -> str:
-    return f"{slots} redundant slot{'' if slots == 1 else 's'}"
+def _print_rows(console: Console, advice: Advice) -> None:
+    gains = {name_of("relibra", slots): gain for slots, gain in advice.gain_by_slots.items()} | advice.gain_of_others
+    meanings = {name: MEANINGS.get(name) or MEANINGS[name.partition(",")[0]] for name in gains}
+    rows = {name: (name, f"{gain:+.1%}", meanings[name]) for name, gain in gains.items()}
+    best = rows[name_of("relibra", advice.redundant_slots)]
+    print_rows(console, ("!way", "!over plain expert parallelism", "what it does"), rows.values(), best=best)
 
 
 def _capital(text: str) -> str:

@@ -2,11 +2,13 @@
 
 import os
 import sys
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+import typer.core
+import typer.main
 
-from relibra.cli.lazy_verbs import group_of
 from relibra.environment import complaint, unknown_variables
 from relibra.errors import RelibraError
 
@@ -41,8 +43,39 @@ _OVERVIEW = {
 }
 """Heading -> verb -> what `relibra --help` says of it."""
 
+
+def load_verb(name: str) -> Any:
+    """Import `relibra.cli.<name>` and return its command: the function `name`, or `app` with commands."""
+    module, parent = import_module(f"relibra.cli.{name}"), typer.Typer()
+    if hasattr(module, "app"):
+        parent.add_typer(module.app, name=name)
+    else:
+        parent.command(name)(getattr(module, name))
+    return typer.main.get_group(parent).commands[name]
+
+
+VERBS = tuple(name for verbs in _OVERVIEW.values() for name in verbs)
+
+
+class _Verbs(typer.core.TyperGroup):
+    """The verbs, each imported when it is run: a service needs no module of others, and the overview needs none."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for heading, verbs in _OVERVIEW.items():
+            for name, line in verbs.items():
+                self.commands[name] = typer.core.TyperCommand(name, help=line, rich_help_panel=heading)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, load_verb(name) if name in VERBS else command, rest
+
+
 app = typer.Typer(
-    cls=group_of(_OVERVIEW),
+    cls=_Verbs,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     epilog="Start with `relibra demo`, or with `relibra record` and `relibra advise` on rollouts of your own.",

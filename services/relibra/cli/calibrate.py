@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from relibra.atomic_file import write_atomically
-from relibra.cli.output import AsJson, open_console, print_json, print_table, writing
+from relibra.cli.output import AsJson, open_console, print_json, print_rows, writing
 from relibra.errors import InvalidInput
 from relibra.evaluation import calibration
 from relibra.evaluation.calibration import Measurement, read_measurements
@@ -74,7 +73,9 @@ def calibrate(
         print_json({"output": str(output), "model": chosen.preset, "device": chosen.device, "cost": cost.to_dict()})
         return
     console = open_console()
-    print_table(console, _table(chosen, cost))
+    default, size_bytes = CostModel.of_expert(chosen.weight_size_bytes, cost.token_size_bytes), chosen.weight_size_bytes
+    rows = [(label, show(cost, size_bytes), show(default, size_bytes)) for label, show in _ROWS.items()]
+    print_rows(console, ("", ">measured", ">default"), rows, f"{chosen.preset} on {chosen.device}")
     console.print(f"Written to {output}", highlight=False)
 
 
@@ -87,13 +88,3 @@ def _choose(found: list[Measurement], model: str | None) -> Measurement:
     if model not in names:
         raise InvalidInput.of("--model", expected=f"one of the measured {', '.join(names)}", got=model)
     return found[names.index(model)]
-
-
-def _table(chosen: Measurement, cost: CostModel) -> Table:
-    default = CostModel.of_expert(chosen.weight_size_bytes, cost.token_size_bytes)
-    table = Table(title=f"{chosen.preset} on {chosen.device}")
-    for heading in ("", "measured", "default"):
-        table.add_column(heading, justify="left" if not heading else "right")
-    for label, show in _ROWS.items():
-        table.add_row(label, show(cost, chosen.weight_size_bytes), show(default, chosen.weight_size_bytes))
-    return table

@@ -5,13 +5,12 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, NoReturn, Self
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -61,13 +60,15 @@ def demo(
         signal.signal(each, _exit)  # unwinds the stack, which stops trainers and services
     with ExitStack() as stack:
         folder = data_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relibra-demo-")))
-        stages = stack.enter_context(_Stages(console))
+        stages = _Stages(console)
         if planner is not None and status_url is not None:
             StatusClient(status_url).get("readyz")  # needed only after minutes of training; a wrong address shows now
             services = Services(planner, status_url)
         else:
+            from relibra.planner.solve.solving import warm_up
+
             stages.begin("compile the solver, unless that was done")
-            _compile_solver()
+            warm_up()  # numba keeps the result on disk, so only the first demo waits
             stages.begin("start the services")
             services = stack.enter_context(OwnServices(folder))
         console.print(f"planner  {services.planner_address}\nstatus   {services.status_url}\n")
@@ -95,7 +96,6 @@ def demo(
             shown = f"/v1/jobs/{job_id}/steps/{step}"
             prediction, reports = services.get(f"{shown}/plan")["prediction"], services.get(f"{shown}/reports")
             comparisons.append(compare(step, plain_record, balanced_record, prediction, reports))
-        stages.end()
         comparison = judge(comparisons)
         if as_json:
             print_json(asdict(comparison))
@@ -111,52 +111,28 @@ def demo(
     raise typer.Exit(0 if comparison.passed else 1)
 
 
-def _compile_solver() -> None:
-    """Compile what the planner's solver will run. Numba keeps the result on disk, so only the first demo waits."""
-    from relibra.planner.solve.solving import warm_up
-
-    warm_up()
-
-
 class _Stages:
-    """Says what the demo waits for: a line when that changes and one every few seconds, in a pipe too."""
+    """Says what the demo waits for: a line for each stage, and for its parts while they take long, in a pipe too."""
 
     _PAUSE_S = 5.0
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._start_s = time.monotonic()
-        self._stage = self._part = ""
-        self._is_over = threading.Event()
-        self._speaker = threading.Thread(target=self._speak, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._speaker.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
+        self._start_s = self._said_s = time.monotonic()
+        self._stage = ""
 
     def begin(self, stage: str) -> None:
         """Say that a stage begins, which ends the one before it."""
-        self._stage, self._part = stage, ""
-        self._say(stage)
+        self._stage = stage
+        self._said_s = time.monotonic()
+        self._console.print(f"{self._said_s - self._start_s:4.0f} s  {stage}")
 
     def go_on(self, part: str) -> None:
-        """Remember which part of the stage begins."""
-        self._part = f", {part}"
-
-    def end(self) -> None:
-        """Say nothing more."""
-        self._is_over.set()
-        self._speaker.join()
-
-    def _speak(self) -> None:
-        while not self._is_over.wait(self._PAUSE_S):
-            self._say(f"still: {self._stage}{self._part}")
-
-    def _say(self, text: str) -> None:
-        self._console.print(f"{time.monotonic() - self._start_s:4.0f} s  {text}")
+        """Say which part of the stage begins, unless a line is new."""
+        if time.monotonic() - self._said_s >= self._PAUSE_S:
+            stage = self._stage
+            self.begin(f"{stage}, {part}")
+            self._stage = stage
 
 
 def _exit(number: int, _: object) -> NoReturn:

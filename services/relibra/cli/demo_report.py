@@ -1,37 +1,34 @@
 """The tables and verdicts that `relibra demo` prints about its two runs."""
 
 import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 
-from relibra.cli.output import print_table
+from relibra.cli.output import print_rows
 
 if TYPE_CHECKING:
     from relibra.demo.comparison import RunComparison
 
 _NEUTRAL_HEADINGS = (
-    "step",
-    "reward",
-    "loss\nplain",
-    "loss\nbalanced",
-    "norm\nplain",
-    "norm\nbalanced",
-    "differ\nby",
-    "weights\ndiffer",
+    ">step",
+    ">reward",
+    ">loss\nplain",
+    ">loss\nbalanced",
+    ">norm\nplain",
+    ">norm\nbalanced",
+    ">differ\nby",
+    ">weights\ndiffer",
 )
 _BALANCED_HEADINGS = (
-    "step",
-    "plain",
-    "planned",
-    "balanced",
-    "experts\nmoved",
-    "replicas",
-    "MiB sent\nreorder",
-    "MiB sent\nreplicas",
+    ">step",
+    ">plain",
+    ">planned",
+    ">balanced",
+    ">experts\nmoved",
+    ">replicas",
+    ">MiB sent\nreorder",
+    ">MiB sent\nreplicas",
 )
 
 
@@ -63,8 +60,8 @@ def show(console: Console, comparison: "RunComparison", plain_step_s: float, bal
         )
         for each in comparison.steps
     ]
-    print_table(console, _table("loss and gradient norm", _NEUTRAL_HEADINGS, neutral))
-    print_table(console, _table("imbalance: slowest rank / mean rank, 1.0 is ideal", _BALANCED_HEADINGS, balanced))
+    print_rows(console, _NEUTRAL_HEADINGS, neutral, "loss and gradient norm")
+    print_rows(console, _BALANCED_HEADINGS, balanced, "imbalance: slowest rank / mean rank, 1.0 is ideal")
     for passed, name, reason in (
         (comparison.neutral, "neutral", comparison.neutral_reason),
         (comparison.balanced, "balanced", comparison.balanced_reason),
@@ -88,12 +85,3 @@ def show(console: Console, comparison: "RunComparison", plain_step_s: float, bal
         highlight=False,
         soft_wrap=True,
     )
-
-
-def _table(title: str, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE)
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    return table

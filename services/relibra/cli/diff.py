@@ -1,13 +1,11 @@
 """`relibra diff`: experts whose home rank changed between two steps."""
 
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich import box
-from rich.table import Table
 
-from relibra.cli.output import AsJson, open_console, print_json, print_table
+from relibra.cli.output import AsJson, open_console, print_json, print_rows
 from relibra.cli.status_client import DEFAULT_URL, AttemptNumber, JobId, StatusClient, StatusUrl, Step
 
 
@@ -33,15 +31,8 @@ def diff(
         highlight=False,
     )
     if found["moves"]:
-        print_table(console, _table(found["moves"]))
-
-
-def _table(moves: list[dict[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column("layer", justify="right")
-    table.add_column("moves", justify="right")
-    table.add_column("expert: from rank > to rank")
-    for layer, group in groupby(moves, lambda move: move["layer"]):
-        said = [f"{move['expert']}: {move['from_rank']} > {move['to_rank']}" for move in group]
-        table.add_row(str(layer), str(len(said)), ",  ".join(said))
-    return table
+        rows = []
+        for layer, group in groupby(found["moves"], lambda move: move["layer"]):
+            said = [f"{move['expert']}: {move['from_rank']} > {move['to_rank']}" for move in group]
+            rows.append((str(layer), str(len(said)), ",  ".join(said)))
+        print_rows(console, (">layer", ">moves", "expert: from rank > to rank"), rows)

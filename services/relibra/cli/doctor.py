@@ -30,13 +30,12 @@ def doctor(
         str | None, typer.Option("--planner", envvar="RELIBRA_PLANNER", help="Planner (host:port).")
     ] = None,
     url: Annotated[str | None, typer.Option(envvar="RELIBRA_STATUS_URL", help="URL of the status service.")] = None,
-    megatron_args: Annotated[
-        Path | None, typer.Option(help="File with Megatron's arguments: as on the command line, or .yaml.")
-    ] = None,
     recipe_file: Annotated[
         Path | None,
         typer.Option(
-            "--recipe", help="Bash launcher or YAML configuration of a training. A launcher runs without its programs."
+            "--recipe",
+            help="Bash launcher or YAML configuration of a training, or its arguments as .txt. A launcher runs without "
+            "its programs.",
         ),
     ] = None,
     framework: Annotated[
@@ -48,7 +47,7 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check services, package versions, GPUs, GPU links, Megatron's arguments and recipes, and say how to fix problems.
+    """Check services, package versions, GPUs, GPU links, megatron-core and recipes, and say how to fix problems.
 
     Changes nothing: a launcher runs in restricted bash, which starts no program and writes no file. Exits with status 1
     if a check fails.
@@ -61,7 +60,7 @@ def doctor(
         "versions": packages.examine,
         "GPUs": gpu.examine,
         "GPU links": topology.examine,
-        "Megatron's arguments": lambda: megatron.examine(megatron_args),
+        "megatron-core": megatron.examine,
         "the recipe": lambda: recipe.examine(recipe_file, framework, given or []),
     }
     findings: list[Finding] = []

@@ -4,31 +4,25 @@
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE
 from rich.markup import escape
-from rich.table import Table
 
-from relibra.cli.completion import complete_stored_job
-from relibra.cli.known_jobs import unknown_job
-from relibra.cli.output import AsJson, hours_text, open_console, print_json, print_table
+from relibra.cli.output import AsJson, hours_text, open_console, print_json, print_rows
 from relibra.cli.service import RedisUrl
-from relibra.cli.status_client import DEFAULT_URL, StatusClient, StatusUrl
-from relibra.errors import Conflict, UnknownJob
+from relibra.cli.status_client import DEFAULT_URL, StatusClient, StatusUrl, naming_unknown
+from relibra.errors import Conflict
 
 if TYPE_CHECKING:
-    from relibra.store import JobRecord, Store
+    from relibra.store import JobRecord
 
 app = typer.Typer(help="List jobs with their health, remove them, and let them go back.", no_args_is_help=True)
 
 _ALIVE_S = 60
 """Drivers and ranks of a job that trains are heard several times in this time."""
 
-_StoredJob = Annotated[str, typer.Argument(help="Id of the job.", autocompletion=complete_stored_job)]
+_StoredJob = Annotated[str, typer.Argument(help="Id of the job.")]
 
 
 @app.command("list")
@@ -39,27 +33,27 @@ def list_jobs(url: StatusUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
-    table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column("job", no_wrap=True)
-    for heading in ("health", "attempt", "launched by", "layers x experts", "nodes x GPUs", "registered"):
-        table.add_column(heading)
+    rows = []
     for job in found:
         attempt = job["attempt"]
         model, cluster = attempt["model"], attempt["cluster"]
-        table.add_row(
-            job["job_id"],
-            job["health"]["verdict"],
-            str(attempt["number"]),
-            escape(attempt["owner"]),
-            f"{model['num_layers']} x {model['num_experts']}",
-            f"{cluster['num_nodes']} x {cluster['gpus_per_node']}",
-            f"{attempt['began_at'][:16].replace('T', ' ')} UTC",
+        rows.append(
+            (
+                job["job_id"],
+                job["health"]["verdict"],
+                str(attempt["number"]),
+                escape(attempt["owner"]),
+                f"{model['num_layers']} x {model['num_experts']}",
+                f"{cluster['num_nodes']} x {cluster['gpus_per_node']}",
+                f"{attempt['began_at'][:16].replace('T', ' ')} UTC",
+            )
         )
     console = open_console()
     if not found:
         console.print("No job is registered. The driver of a training registers its job when it starts.")
         return
-    print_table(console, table)
+    headings = ("!job", "health", "attempt", "launched by", "layers x experts", "nodes x GPUs", "registered")
+    print_rows(console, headings, rows)
     # Older services say nothing of savings.
     saved = [job["savings"]["saved_gpu_hours"] for job in found if job.get("savings")]
     if known := [each for each in saved if each is not None]:
@@ -91,7 +85,9 @@ def remove(
     """
 
     async def forget() -> None:
-        async with _holding(job_id, redis_url) as store:
+        from relibra.store import Store
+
+        async with Store.open(redis_url) as store:
             silent_s = await store.silent_s(job_id)
             if silent_s < _ALIVE_S and not is_alive_too:
                 raise Conflict(
@@ -100,7 +96,8 @@ def remove(
                 )
             await store.remove_job(job_id)
 
-    asyncio.run(forget())
+    with naming_unknown(job_id):
+        asyncio.run(forget())
     if as_json:
         print_json({"job_id": job_id, "is_removed": True})
         return
@@ -123,9 +120,10 @@ def rollback(
     """
 
     async def go_back() -> "JobRecord":
+        from relibra.store import Store
         from relibra.store.attempts import clock_time
 
-        async with _holding(job_id, redis_url) as store:
+        async with Store.open(redis_url) as store:
             await store.get_job(job_id)
             current = (await store.list_attempts(job_id))[0]
             if current.rolled_back_to == step and not is_repeated:
@@ -135,20 +133,9 @@ def rollback(
                 )
             return await store.rollback(job_id, current.epoch, step)
 
-    job = asyncio.run(go_back())
+    with naming_unknown(job_id):
+        job = asyncio.run(go_back())
     if as_json:
         print_json({"job_id": job_id, "step": step, "attempt": job.number, "epoch": f"{job.epoch:016x}"})
         return
     typer.echo(f"job {job_id} went back to step {step}: attempt {job.number} takes over all earlier steps")
-
-
-@asynccontextmanager
-async def _holding(job_id: str, redis_url: str) -> "AsyncIterator[Store]":
-    """Open the store that should hold a job; if it does not, the error lists the jobs that it holds."""
-    from relibra.store import Store
-
-    async with Store.open(redis_url) as store:
-        try:
-            yield store
-        except UnknownJob:
-            raise unknown_job(job_id, (each.job_id for each in await store.list_jobs())) from None

@@ -5,11 +5,12 @@ A terminal has a width, a pipe has none. In a pipe nothing is wrapped or cut, so
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, TextIO
 
 import typer
+from rich.box import SIMPLE
 from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
@@ -61,6 +62,28 @@ def print_table(console: Console, table: Table) -> None:
     console.width = max(width, needed)
     console.print(table)
     console.width = width
+
+
+def print_rows(
+    console: Console,
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    title: str | None = None,
+    best: Sequence[str] | None = None,
+) -> None:
+    """Print rows as a table, and the row `best` in bold green.
+
+    A heading begins with `>` if its column holds numbers, and with `!` if it holds the names that tell rows apart.
+    Without headings the table has no lines.
+    """
+    has_head = any(each.strip("!>") for each in headings)
+    table = Table(title=title, title_justify="left", box=SIMPLE if has_head else None, show_header=has_head)
+    table.padding = (0, 2, 0, 0)
+    for each in headings:
+        table.add_column(each.lstrip("!>"), justify="right" if ">" in each[:1] else "left", no_wrap="!" in each[:1])
+    for row in rows:
+        table.add_row(*row, style="bold green" if row is best else None)
+    print_table(console, table)
 
 
 @contextmanager

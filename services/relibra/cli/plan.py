@@ -5,8 +5,9 @@ Out:  a plan file; a table or JSON.
 """
 
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -14,10 +15,9 @@ from numpy.typing import NDArray
 
 from relibra.atomic_file import write_atomically
 from relibra.cli.output import AsJson, open_console, print_json, working, writing
-from relibra.cli.plan_report import PackReport, PlanReport
+from relibra.cli.plan_report import describe_plan, print_plan
 from relibra.errors import InvalidInput
 from relibra.evaluation import (
-    ScheduleScore,
     comparison_schedules,
     eplb_imbalance,
     model_of,
@@ -31,6 +31,7 @@ from relibra.planning.bounds.exact import exact_gap
 from relibra.planning.expected.loads import micro_batches_of, seen_load
 from relibra.planning.plan import Level
 from relibra.planning.plan_file import plan_to_bytes
+from relibra.planning.schedule import Packing
 from relibra.routing import RoutingTrace, count_sequences, read_trace
 
 
@@ -104,16 +105,16 @@ def plan(
         cluster = _cluster(routing, nodes, gpus_per_node, redundant_slots)
         model = model_of(routing, expert_bytes, expert_state_bytes)
         counts_SLE, length_S = count_sequences(routing), np.diff(routing.offsets)
-        packed = None
+        packing, said = None, dict[str, Any]()
         if pack:
             now(f"packing {routing.num_sequences} sequences")
-            packed = _pack(routing, counts_SLE, model, cluster, params, micro_batches, token_budget)
-        schedule = packed.packing.schedule if packed else schedule_of(routing, cluster, micro_batches)
+            packing, said = _pack(routing, counts_SLE, model, cluster, params, micro_batches, token_budget)
+        schedule = schedule_of(routing, cluster, micro_batches) if packing is None else packing.schedule
         load = StepLoad.of(counts_SLE, schedule, cluster)
         now(f"planning {routing.num_layers} layers x {schedule.num_rows(cluster)} micro-batches")
         started = time.perf_counter()
         if history is None:
-            step_plan = solve(load, schedule, model, cluster, params, packing=packed.packing if packed else None)
+            step_plan = solve(load, schedule, model, cluster, params, packing=packing)
         else:
             seen = _seen(history, routing, schedule, cluster)
             step_plan = solve(load, schedule, model, cluster, params, level=Level.HISTORY, seen=seen)
@@ -121,24 +122,21 @@ def plan(
         now("checking and comparing")
         check_plan(step_plan, load.load_MLE)
         score = score_schedule(step_plan, counts_SLE, length_S)
-        if packed:
-            packed.schedules["packed"] = score
         if exact:
             now(f"solving {step_plan.lower_bound_ML.size} cells exactly")
-        report = PlanReport(
-            plan=step_plan,
-            eplb_imbalance=eplb_imbalance(load.load_MLE, step_plan),
-            schedule=score,
-            plan_time_s=plan_time_s,
-            packed=packed,
-            exact=exact_gap(step_plan, load) if exact else None,
-        )
+        gap = exact_gap(step_plan, load) if exact else None
+        report = describe_plan(step_plan, eplb_imbalance(load.load_MLE, step_plan), score, plan_time_s, gap)
+        if packing is not None:
+            said["schedules"]["packed"] = asdict(score)
+            report["packing"] = said
         with writing("--output"):
             write_atomically(output, plan_to_bytes(step_plan))
     if as_json:
-        print_json({"trace": str(trace), "output": str(output)} | report.to_dict())
-    else:
-        report.print(open_console(), output)
+        print_json({"trace": str(trace), "output": str(output)} | report)
+        return
+    console = open_console()
+    print_plan(console, report, step_plan)
+    console.print(f"Written to {output}", highlight=False)
 
 
 def _cluster(trace: RoutingTrace, nodes: int, gpus_per_node: int, redundant_slots: int) -> Cluster:
@@ -168,7 +166,8 @@ def _pack(
     params: PlanParams,
     micro_batches: int | None,
     token_budget: int | None,
-) -> PackReport:
+) -> tuple[Packing, dict[str, Any]]:
+    """Return how sequences are packed, and what is to say of it: beside schedules that ignore experts, for one."""
     from relibra.planning.solve import solve  # loads numba
 
     started = time.perf_counter()
@@ -179,14 +178,13 @@ def _pack(
     if trace.schedule is not None:
         others = {"fixed": trace.schedule} | others
 
-    def score(schedule: Schedule) -> ScheduleScore:
+    def score(schedule: Schedule) -> dict[str, Any]:
         other = solve(StepLoad.of(counts_SLE, schedule, cluster), schedule, model, cluster, params)
-        return score_schedule(other, counts_SLE, length_S)
+        return asdict(score_schedule(other, counts_SLE, length_S))
 
-    return PackReport(
-        packing=packing,
-        token_budget=budget,
-        reason=reason,
-        pack_time_s=pack_time_s,
-        schedules={name: score(schedule) for name, schedule in others.items()},
-    )
+    return packing, {
+        "token_budget": budget,
+        "pack_time_s": round(pack_time_s, 3),
+        "reason": reason,
+        "schedules": {name: score(schedule) for name, schedule in others.items()},
+    }

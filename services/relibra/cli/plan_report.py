@@ -1,143 +1,105 @@
-"""The output of `relibra plan`: tables or JSON."""
+"""The figures of a plan: as JSON values, and as tables of these values."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from relibra.cli.output import print_table
+from relibra.cli.output import print_rows
 from relibra.evaluation import ScheduleScore
 from relibra.planning import Plan
 from relibra.planning.bounds.exact import ExactGap
-from relibra.planning.schedule import Packing
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackReport:
-    """How sequences were packed, compared with schedules that ignore experts."""
+def describe_plan(
+    plan: Plan, eplb_imbalance: float, score: ScheduleScore, plan_time_s: float, exact: ExactGap | None
+) -> dict[str, Any]:
+    """Return the figures of a plan as JSON values.
 
-    packing: Packing
-    token_budget: int
-    reason: str
-    pack_time_s: float
-    schedules: dict[str, ScheduleScore]
+    Args:
+        plan: the plan.
+        eplb_imbalance: the imbalance of EPLB on the same loads and slots.
+        score: what the schedule of the plan costs.
+        plan_time_s: the time that planning took.
+        exact: the gap to the exact optimum, if that was asked for.
+    """
+    numbers = plan.prediction
+    said: dict[str, Any] = {
+        "digest": plan.digest.hex(),
+        "imbalance": {
+            "identity": numbers.imbalance_before,
+            "eplb_oracle": eplb_imbalance,
+            "planned": numbers.imbalance_after,
+            "bound": numbers.imbalance_bound,
+        },
+        "plan_time_s": round(plan_time_s, 3),
+        "num_micro_batches": plan.schedule.num_micro_batches,
+        "num_moved_experts": numbers.num_moved_experts,
+        "num_replicas": numbers.num_replicas,
+        "reorder_size_bytes": numbers.reorder_size_bytes,
+        "replica_size_bytes": numbers.replica_size_bytes,
+        "cross_node_share": score.cross_node_share,
+        "reason": plan.reason,
+    }
+    return said if exact is None else said | {"exact": asdict(exact)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanReport:
-    """A plan and its figures."""
-
-    plan: Plan
-    eplb_imbalance: float
-    """Imbalance of EPLB on the same loads and slots."""
-    schedule: ScheduleScore
-    plan_time_s: float
-    packed: PackReport | None
-    exact: ExactGap | None
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the report as JSON values."""
-        plan, numbers = self.plan, self.plan.prediction
-        said: dict[str, object] = {
-            "digest": plan.digest.hex(),
-            "imbalance": {
-                "identity": numbers.imbalance_before,
-                "eplb_oracle": self.eplb_imbalance,
-                "planned": numbers.imbalance_after,
-                "bound": numbers.imbalance_bound,
-            },
-            "plan_time_s": round(self.plan_time_s, 3),
-            "num_micro_batches": plan.schedule.num_micro_batches,
-            "num_moved_experts": numbers.num_moved_experts,
-            "num_replicas": numbers.num_replicas,
-            "reorder_size_bytes": numbers.reorder_size_bytes,
-            "replica_size_bytes": numbers.replica_size_bytes,
-            "cross_node_share": self.schedule.cross_node_share,
-            "reason": plan.reason,
-        }
-        if self.exact:
-            said["exact"] = asdict(self.exact)
-        if self.packed:
-            said["packing"] = {
-                "token_budget": self.packed.token_budget,
-                "pack_time_s": round(self.packed.pack_time_s, 3),
-                "reason": self.packed.reason,
-                "schedules": {name: asdict(score) for name, score in self.packed.schedules.items()},
-            }
-        return said
-
-    def print(self, console: Console, output: Path) -> None:
-        """Print the report as tables."""
-        print_table(console, self._table())
-        if self.packed:
-            print_table(console, _schedule_table(self.packed))
-            console.print(_sentence(self.packed.reason), highlight=False)
-        console.print(_sentence(self.plan.reason), highlight=False)
-        console.print(f"Written to {output}", highlight=False)
-
-    def _table(self) -> Table:
-        plan, numbers = self.plan, self.plan.prediction
-        model, cluster, num_cells = plan.model, plan.cluster, plan.lower_bound_ML.size
-        rows = [
-            ("imbalance without balancing", f"{numbers.imbalance_before:.4f}"),
-            ("imbalance with EPLB, oracle loads", f"{self.eplb_imbalance:.4f}"),
-            ("imbalance planned", f"[bold green]{numbers.imbalance_after:.4f}[/]"),
-            ("lower bound of this placement", f"{numbers.imbalance_bound:.4f}"),
-        ]
-        if self.exact:
-            rows.append(("above the exact optimum of this placement", _exact(self.exact)))
-        rows += [
-            ("plan time", f"{self.plan_time_s:.2f} s"),
-            ("experts moved", f"{numbers.num_moved_experts} of {model.num_layers * model.num_experts}"),
-            ("replicas", f"{numbers.num_replicas}, {numbers.num_replicas / num_cells:.1f} per cell"),
-        ]
-        if cluster.num_nodes > 1:
-            rows.append(("token copies across nodes", f"{self.schedule.cross_node_share:.1%}"))
-        if self.packed:
-            rows.append(("packing time", f"{self.packed.pack_time_s:.2f} s"))
-        if model.expert_weight_size_bytes:
-            rows.append(("bytes to reorder", _size(numbers.reorder_size_bytes)))
-            rows.append(("bytes of replicas, once a micro-batch", _size(numbers.replica_size_bytes)))
-        else:
-            rows.append(("bytes moved", "unknown: pass --expert-bytes"))
-        table = Table(
-            title=f"{model.num_experts} experts on {cluster.num_nodes} x {cluster.gpus_per_node} GPUs, "
-            f"{cluster.redundant_slots} redundant slots, {num_cells} cells",
-            show_header=False,
-        )
-        table.add_column()
-        table.add_column(justify="right")
-        for row in rows:
-            table.add_row(*row)
-        return table
+def print_plan(console: Console, said: Mapping[str, Any], plan: Plan) -> None:
+    """Print the result of `describe_plan`, and what the key `packing` says of packing, as tables."""
+    model, cluster, num_cells = plan.model, plan.cluster, plan.lower_bound_ML.size
+    imbalance, packing = said["imbalance"], said.get("packing")
+    rows = {
+        "imbalance without balancing": f"{imbalance['identity']:.4f}",
+        "imbalance with EPLB, oracle loads": f"{imbalance['eplb_oracle']:.4f}",
+        "imbalance planned": f"[bold green]{imbalance['planned']:.4f}[/]",
+        "lower bound of this placement": f"{imbalance['bound']:.4f}",
+    }
+    if gap := said.get("exact"):
+        unproven = gap["num_cells"] - gap["num_proven"]
+        note = f", {unproven} of {gap['num_cells']} cells not proven" if unproven else ""
+        rows["above the exact optimum of this placement"] = f"{gap['mean']:.3%} mean, {gap['worst']:.2%} worst{note}"
+    rows["plan time"] = f"{said['plan_time_s']:.2f} s"
+    rows["experts moved"] = f"{said['num_moved_experts']} of {model.num_layers * model.num_experts}"
+    rows["replicas"] = f"{said['num_replicas']}, {said['num_replicas'] / num_cells:.1f} per cell"
+    if cluster.num_nodes > 1:
+        rows["token copies across nodes"] = f"{said['cross_node_share']:.1%}"
+    if packing:
+        rows["packing time"] = f"{packing['pack_time_s']:.2f} s"
+    if model.expert_weight_size_bytes:
+        rows["bytes to reorder"] = _size(said["reorder_size_bytes"])
+        rows["bytes of replicas, once a micro-batch"] = _size(said["replica_size_bytes"])
+    else:
+        rows["bytes moved"] = "unknown: pass --expert-bytes"
+    title = (
+        f"{model.num_experts} experts on {cluster.num_nodes} x {cluster.gpus_per_node} GPUs, "
+        f"{cluster.redundant_slots} redundant slots, {num_cells} cells"
+    )
+    print_rows(console, ("", ">"), rows.items(), title)
+    if packing:
+        _print_schedules(console, packing)
+        console.print(_sentence(packing["reason"]), highlight=False)
+    console.print(_sentence(plan.reason), highlight=False)
 
 
 def _size(size_bytes: int | None) -> str:
     return "unknown" if size_bytes is None else f"{size_bytes / 1e9:.2f} GB"
 
 
-def _exact(gap: ExactGap) -> str:
-    unproven = gap.num_cells - gap.num_proven
-    note = f", {unproven} of {gap.num_cells} cells not proven" if unproven else ""
-    return f"{gap.mean:.3%} mean, {gap.worst:.2%} worst{note}"
-
-
-def _schedule_table(packed: PackReport) -> Table:
-    columns: dict[str, Callable[[ScheduleScore], str]] = {
-        "imbalance\nplanned": lambda score: f"{score.imbalance:.4f}",
-        "token copies\nacross nodes": lambda score: f"{score.cross_node_share:.1%}",
-        "most tokens\nof a rank": lambda score: f"{score.largest_tokens}",
-        "attention\nspread": lambda score: f"{score.attention_spread:.3f}",
-    }
-    table = Table(title=f"schedules, token budget {packed.token_budget}")
-    table.add_column("schedule", no_wrap=True)
-    for heading in columns:
-        table.add_column(heading, justify="right")
-    for name, score in packed.schedules.items():
-        table.add_row(name.replace("_", " "), *(show(score) for show in columns.values()))
-    return table
+def _print_schedules(console: Console, packing: Mapping[str, Any]) -> None:
+    rows = [
+        (
+            name.replace("_", " "),
+            f"{score['imbalance']:.4f}",
+            f"{score['cross_node_share']:.1%}",
+            f"{score['largest_tokens']}",
+            f"{score['attention_spread']:.3f}",
+        )
+        for name, score in packing["schedules"].items()
+    ]
+    figures = ("imbalance\nplanned", "token copies\nacross nodes", "most tokens\nof a rank", "attention\nspread")
+    headings = ("!schedule", *(f">{each}" for each in figures))
+    print_rows(console, headings, rows, f"schedules, token budget {packing['token_budget']}")
 
 
 def _sentence(reason: str) -> str:

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from relibra.cli.completion import complete_hardware, complete_model
 from relibra.evaluation.calibration import read_cost
 from relibra.evaluation.dispatcher import DispatchDtype, Dispatcher
 from relibra.evaluation.hardware import HARDWARE, hardware_of
@@ -28,12 +27,9 @@ def ask(
         typer.Option(
             help=f"One of {', '.join(MODELS)}; or the path of a config.json.",
             show_default=False,
-            autocompletion=complete_model,
         ),
     ],
-    hardware: Annotated[
-        str, typer.Option(help=f"Hardware of the nodes: {', '.join(HARDWARE)}.", autocompletion=complete_hardware)
-    ] = "h100",
+    hardware: Annotated[str, typer.Option(help=f"Hardware of the nodes: {', '.join(HARDWARE)}.")] = "h100",
     nodes: Annotated[int, typer.Option(min=1, help="Nodes of the expert-parallel group.")] = 1,
     gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of each node.")] = 8,
     micro_batches: Annotated[int, typer.Option(min=1, help="Micro-batches of a step.")] = 32,

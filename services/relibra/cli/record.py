@@ -11,12 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from relibra.cli.completion import complete_format
 from relibra.cli.left_out_report import describe_left_out, print_left_out
-from relibra.cli.output import AsJson, open_console, print_json, writing
+from relibra.cli.output import AsJson, open_console, print_json, working, writing
 from relibra.cli.recorded_model import model_of_options
 from relibra.cli.trace_report import describe_trace, print_trace
 from relibra.errors import InvalidInput, RelibraError
@@ -57,7 +54,6 @@ def record(
         typer.Option(
             "--format",
             help=f"Format of the responses: {', '.join(FORMATS)}. Detected if unambiguous.",
-            autocompletion=complete_format,
         ),
     ] = None,
     turns_by: Annotated[
@@ -84,22 +80,17 @@ def record(
         raise InvalidInput.of("--format", expected=" or ".join(FORMATS), got=format_name)
     model = model_of_options(model_config, layers, experts, top_k, dense_layers)
     left_out: dict[str, tuple[int, LeftOut]] = {}
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    ) as progress:
+    with working(on="reading") as now:
         if _is_router_trace(sources[0]):
-            records = [record for source in sources for record in _records(source, progress)]
+            records = [record for source in sources for record in _records(source)]
             trace, num_unknown = trace_of_router_records(records, model, ep_ranks), 0
             num_unplaced = 0
         else:
             routings, domains = [], []
             for source in sources:
+                now(f"reading {source}")
                 left = None if strict else LeftOut()
-                read = _sequences(source, model, progress, format_name, turns_by, left)
+                read = _sequences(source, model, format_name, turns_by, left)
                 if left is not None and left.count:
                     left_out[str(source)] = len(read), left
                     if not read:
@@ -136,7 +127,6 @@ def record(
 def _sequences(
     source: Path,
     model: ModelLayers,
-    progress: Progress,
     format_name: str | None,
     turns_by: str | None,
     left_out: LeftOut | None,
@@ -144,13 +134,13 @@ def _sequences(
     with _reading(source):
         if zipfile.is_zipfile(source):
             return read_batch(source, model)
-        with progress.open(source, "rb", description=source.name) as file:
+        with source.open("rb") as file:
             return read_responses(file, model, format_name=format_name, turns_by=turns_by, left_out=left_out)
 
 
-def _records(source: Path, progress: Progress) -> list[Mapping[str, Any]]:
+def _records(source: Path) -> list[Mapping[str, Any]]:
     records = []
-    with _reading(source), progress.open(source, "rb", description=source.name) as file:
+    with _reading(source), source.open("rb") as file:
         for number, value in read_lines(file):
             if not is_router_trace(value):
                 raise InvalidInput.of(f"line {number}", expected="a router_trace record", got="other JSON")

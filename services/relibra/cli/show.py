@@ -4,12 +4,10 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from relibra.cli.output import AsJson, hours_text, open_console, print_json, print_table
+from relibra.cli.output import AsJson, hours_text, open_console, print_json, print_rows
 from relibra.cli.status_client import DEFAULT_URL, AttemptNumber, JobId, StatusClient, StatusUrl
 from relibra.errors import InvalidInput
 
@@ -180,28 +178,17 @@ def _print_cell(console: Console, cell: dict[str, Any]) -> None:
         f"slowest rank {cell['slowest_before_tokens']} > {cell['slowest_after_tokens']} tokens, {cell['gap']:.2%} "
         f"above the bound of {cell['lower_bound_tokens']:g}; mean {cell['mean_tokens']:g}"
     )
-    ranks = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for heading in ("rank", "node", "plain", "planned", "at home", "in replicas"):
-        ranks.add_column(heading, justify="right")
-    for each in cell["ranks"]:
-        names = ("rank", "node", "before_tokens", "after_tokens", "home_tokens", "replica_tokens")
-        ranks.add_row(*(str(each[name]) for name in names))
-    print_table(console, ranks)
-    experts = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for heading in ("expert", "tokens", "home", "replicas: tokens on rank"):
-        experts.add_column(heading, justify="left" if ":" in heading else "right")
+    names = ("rank", "node", "before_tokens", "after_tokens", "home_tokens", "replica_tokens")
+    headings = (">rank", ">node", ">plain", ">planned", ">at home", ">in replicas")
+    print_rows(console, headings, [[str(each[name]) for name in names] for each in cell["ranks"]])
+    experts = []
     for each in cell["experts"]:
         if each["replicas"]:
             quotas = ",  ".join(f"{replica['tokens']} on {replica['rank']}" for replica in each["replicas"])
-            experts.add_row(str(each["expert"]), str(each["load_tokens"]), str(each["home_rank"]), quotas)
-    if experts.row_count:
-        print_table(console, experts)
+            experts.append((str(each["expert"]), str(each["load_tokens"]), str(each["home_rank"]), quotas))
+    if experts:
+        print_rows(console, (">expert", ">tokens", ">home", "replicas: tokens on rank"), experts)
 
 
 def _print_facts(console: Console, said: dict[str, str]) -> None:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for name, value in said.items():
-        table.add_row(name, value)
-    print_table(console, table)
+    print_rows(console, ("!", ""), said.items())

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.table import Table
+from rich.console import Console
 
-from relibra.cli.completion import complete_policies
-from relibra.cli.output import AsJson, open_console, print_json, print_table, working, writing
+from relibra.cli.output import AsJson, open_console, print_json, print_rows, working, writing
 from relibra.cli.question import asking, provenance
 from relibra.errors import InvalidInput
 from relibra.evaluation.question import Question
@@ -28,9 +26,7 @@ def simulate(
     redundant_slots: Annotated[int, typer.Option(min=0, help="Spare expert slots of each GPU, for all policies.")] = 2,
     policies: Annotated[
         str | None,
-        typer.Option(
-            help="Policies to compare, separated by commas. All by default.", autocompletion=complete_policies
-        ),
+        typer.Option(help="Policies to compare, separated by commas. All by default."),
     ] = None,
     knowledge: Annotated[
         str,
@@ -39,7 +35,7 @@ def simulate(
             "sequences) or micro-batches (replay)."
         ),
     ] = "micro-batches",
-    report: Annotated[Path | None, typer.Option(help="HTML report to write, with figures, in one file.")] = None,
+    report: Annotated[Path | None, typer.Option(help="HTML report to write, with a figure, in one file.")] = None,
     seed: Annotated[int, typer.Option(help="Seed for drawing sequences.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -77,7 +73,7 @@ def simulate(
         )
         return
     console = open_console()
-    print_table(console, _table(outcomes, question))
+    _print(console, outcomes, question)
     console.print(
         "Of bal.: throughput relative to perfectly even routing. Low, high: what the figure before may be, given what "
         "is not known of such machines. Waits: time for transfers of replicas, for experts that move, and for "
@@ -91,34 +87,30 @@ def simulate(
         console.print(f"Written to {report}", highlight=False)
 
 
-def _title(question: Question) -> str:
-    cluster = question.cluster
-    nodes = f"{cluster.num_nodes} x {cluster.gpus_per_node} {question.hardware.name.upper()}"
-    return f"{question.model.name} on {nodes}, simulated"
-
-
 def _slots_size_bytes(question: Question) -> int:
     return question.cluster.redundant_slots * question.model.slot_size_bytes
 
 
-def _table(outcomes: list[Outcome], question: Question) -> Table:
-    """Return the comparison as a table that fits 80 columns."""
-    table = Table(title=_title(question), box=box.SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column("policy", no_wrap=True)
-    for heading in ("step s", "over plain", "low, high", "of bal.", "low, high", "imbal- ance", "waits s"):
-        table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
-    best = max(outcomes, key=lambda each: each.of_balanced)
-    for each in outcomes:
-        step = each.step
-        table.add_row(
-            each.policy,
-            f"{step.total_s:.2f}",
-            f"{each.over_plain:.2f}x",
-            f"{each.over_plain_range.low:.2f} {each.over_plain_range.high:.2f}",
-            f"{each.of_balanced:.1%}",
-            f"{each.of_balanced_range.low:.0%} {each.of_balanced_range.high:.0%}",
-            f"{each.imbalance:.3f}",
-            f"{step.transfer_s + step.decision_s + step.reorder_s + step.first_placement_s:.2f}",
-            style="bold green" if each is best else None,
-        )
-    return table
+def _print(console: Console, outcomes: list[Outcome], question: Question) -> None:
+    """Print the comparison as a table that fits 80 columns."""
+    headings = ("step\ns", "over\nplain", "low,\nhigh", "of\nbal.", "low,\nhigh", "imbal-\nance", "waits\ns")
+    rows = {each.policy: _row(each) for each in outcomes}
+    best = max(outcomes, key=lambda each: each.of_balanced.mid)
+    cluster = question.cluster
+    nodes = f"{cluster.num_nodes} x {cluster.gpus_per_node} {question.hardware.name.upper()}"
+    title = f"{question.model.name} on {nodes}, simulated"
+    print_rows(console, ("!policy", *(f">{each}" for each in headings)), rows.values(), title, rows[best.policy])
+
+
+def _row(outcome: Outcome) -> tuple[str, ...]:
+    step, over, of = outcome.step, outcome.over_plain, outcome.of_balanced
+    return (
+        outcome.policy,
+        f"{step.total_s:.2f}",
+        f"{over.mid:.2f}x",
+        f"{over.low:.2f} {over.high:.2f}",
+        f"{of.mid:.1%}",
+        f"{of.low:.0%} {of.high:.0%}",
+        f"{outcome.imbalance:.3f}",
+        f"{step.transfer_s + step.decision_s + step.reorder_s + step.first_placement_s:.2f}",
+    )

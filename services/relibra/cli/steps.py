@@ -3,10 +3,8 @@
 from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table
 
-from relibra.cli.output import AsJson, open_console, print_json, print_table
+from relibra.cli.output import AsJson, open_console, print_json, print_rows
 from relibra.cli.status_client import DEFAULT_URL, AttemptNumber, JobId, StatusClient, StatusUrl
 from relibra.store.records import StepState
 
@@ -26,23 +24,13 @@ def steps(
     if as_json:
         print_json(found)
         return
-    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for heading in (
-        "step",
-        "state",
-        "seq-\nuences",
-        "imbalance\nplain",
-        "\nplanned",
-        "\nbound",
-        "repli-\ncas",
-        "moved",
-    ):
-        table.add_column(heading, justify="left" if heading == "state" else "right")
+    rows = []
     for each in found:
         came = f"{each['state']}, expired" if each["expired"] else each["state"]
-        table.add_row(str(each["step"]), came, str(each["num_sequences"]), *_promises(each["plan"]))
+        rows.append([str(each["step"]), came, str(each["num_sequences"]), *_promises(each["plan"])])
     console = open_console()
-    print_table(console, table)
+    headings = ("step", "", "seq-\nuences", "imbalance\nplain", "\nplanned", "\nbound", "repli-\ncas", "moved")
+    print_rows(console, [f">{each}" if each else "state" for each in headings], rows)
     for each in found:
         if each["failure"]:
             console.print(f"step {each['step']}: {each['failure']}", highlight=False, markup=False)

@@ -6,11 +6,8 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE
-from rich.table import Table
 
-from relibra.cli.completion import complete_stored_job
-from relibra.cli.output import AsJson, open_console, print_json, print_table
+from relibra.cli.output import AsJson, open_console, print_json, print_rows
 from relibra.cli.service import RedisUrl
 from relibra.errors import InvalidInput
 from relibra.store import ALL_JOBS, Role, Store, TokenRecord
@@ -28,9 +25,7 @@ def create(
             help="What the holder may do: report routing (rollout), train, look (viewer), or all of it (admin)."
         ),
     ],
-    job: Annotated[
-        str | None, typer.Option(help="Job that the token is for.", autocompletion=complete_stored_job)
-    ] = None,
+    job: Annotated[str | None, typer.Option(help="Job that the token is for.")] = None,
     all_jobs: Annotated[bool, typer.Option("--all-jobs", help="Make the token for all jobs, also later ones.")] = False,
     days: Annotated[float | None, typer.Option(min=0, help="Days until the token expires; never if not given.")] = None,
     as_json: AsJson = False,
@@ -67,12 +62,8 @@ def list_tokens(redis_url: RedisUrl, as_json: AsJson = False) -> None:
     if as_json:
         print_json([asdict(each) for each in found])
         return
-    table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
-    for heading in ("token", "job", "role", "created", "expires"):
-        table.add_column(heading, no_wrap=heading in ("token", "job"))
-    for each in found:
-        table.add_row(each.token_id, each.job_id, each.role, _date(each.created_at), _date(each.expires_at))
-    print_table(open_console(), table)
+    rows = [(each.token_id, each.job_id, each.role, _date(each.created_at), _date(each.expires_at)) for each in found]
+    print_rows(open_console(), ("!token", "!job", "role", "created", "expires"), rows)
 
 
 @app.command()

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 
-from relibra.cli.output import print_table
+from relibra.cli.output import print_rows
 from relibra.errors import InvalidInput
 from relibra.evaluation import model_of, schedule_of
 from relibra.planning import Cluster, StepLoad, imbalance
@@ -43,20 +42,19 @@ def describe_trace(trace: RoutingTrace) -> dict[str, Any]:
 def print_trace(console: Console, said: Mapping[str, Any], title: str) -> None:
     """Print the result of `describe_trace` as a table."""
     lengths, schedule = said["tokens_per_sequence"], said["num_micro_batches"]
-    table = Table(title=title, title_justify="left", show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right")
-    table.add_row("sequences", f"{said['num_sequences']}")
-    table.add_row("tokens", f"{said['num_tokens']}")
-    table.add_row("tokens per sequence", f"{lengths['least']} to {lengths['most']}, median {lengths['median']:g}")
-    table.add_row("MoE layers", f"{said['num_layers']}")
-    table.add_row("experts", f"{said['num_experts']}, top {said['top_k']}")
+    rows = {
+        "sequences": f"{said['num_sequences']}",
+        "tokens": f"{said['num_tokens']}",
+        "tokens per sequence": f"{lengths['least']} to {lengths['most']}, median {lengths['median']:g}",
+        "MoE layers": f"{said['num_layers']}",
+        "experts": f"{said['num_experts']}, top {said['top_k']}",
+    }
     if said["domains"]:
-        table.add_row("domains", ", ".join(f"{name} {number}" for name, number in said["domains"].items()))
-    table.add_row("schedule", "none" if schedule is None else f"fixed, {schedule} micro-batches")
+        rows["domains"] = ", ".join(f"{name} {number}" for name, number in said["domains"].items())
+    rows["schedule"] = "none" if schedule is None else f"fixed, {schedule} micro-batches"
     for num_ranks, value in said["imbalance"].items():
-        table.add_row(f"imbalance of plain EP{num_ranks}", "-" if value is None else f"{value:.3f}")
-    print_table(console, table)
+        rows[f"imbalance of plain EP{num_ranks}"] = "-" if value is None else f"{value:.3f}"
+    print_rows(console, ("!", ">"), rows.items(), title)
 
 
 def _plain_imbalance(trace: RoutingTrace, counts_SLE: NDArray[np.integer], num_ranks: int) -> float | None:

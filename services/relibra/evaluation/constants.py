@@ -1,7 +1,7 @@
 """The constants of the simulation: every one with a range and its sources.
 
 `ranges_of` gives the ranges for a machine and a dispatcher, and `Constants` one choice of values. The simulation takes
-the middles, and `uncertainty` turns the ranges into the interval of a result.
+the middles, and `estimate` turns the ranges into the ends of a result.
 """
 
 from collections.abc import Mapping

@@ -6,7 +6,8 @@ M rows, L layers, E experts.
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -43,7 +44,6 @@ class Situation:
     """What relibra knows of the step when it plans; at level history, the step before."""
     num_threads: int = os.cpu_count() or 1
     """The threads that planning uses; their number does not change a plan."""
-    _previous_home_LE: dict[int, NDArray[np.int32]] = field(default_factory=dict)
 
     @property
     def cluster(self) -> Cluster:
@@ -68,13 +68,17 @@ class Situation:
         """The token copies of every cell."""
         return self.workload.load.load_MLE
 
-    def previous_home_LE(self, redundant_slots: int) -> NDArray[np.int32]:
-        """Return relibra's home ranks in the step before, with this number of slots."""
-        if redundant_slots not in self._previous_home_LE:
-            before, cluster = self.previous, replace(self.cluster, redundant_slots=redundant_slots)
-            plan = solve(before.load, before.schedule, self.model, cluster, self.params, num_threads=self.num_threads)
-            self._previous_home_LE[redundant_slots] = plan.home_rank_LE
-        return self._previous_home_LE[redundant_slots]
+    @cached_property
+    def planned(self) -> "Decision":
+        """What relibra decides with the slots of the job."""
+        return _planned(self)
+
+    @cached_property
+    def previous_home_LE(self) -> NDArray[np.int32]:
+        """Relibra's home ranks in the step before."""
+        before = self.previous
+        plan = solve(before.load, before.schedule, self.model, self.cluster, self.params, num_threads=self.num_threads)
+        return plan.home_rank_LE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,15 +103,16 @@ def _timed(decide: Callable[[], _Decided]) -> tuple[_Decided, float]:
     return decided, time.perf_counter() - began_s
 
 
-def _baseline(function: Callable[[NDArray[np.int64], Model, Cluster], Assignment]) -> Policy:
+def _staying(function: Callable[[NDArray[np.int64], Model, Cluster], Assignment]) -> Policy:
+    """Return a policy that leaves every expert at the home of plain expert parallelism."""
+
     def decide(situation: Situation) -> Decision:
-        model, cluster = situation.model, situation.cluster
-        previous_LE = function(situation.previous.load.load_MLE, model, cluster).home_LE
-        assignment, decide_time_s = _timed(lambda: function(situation.load_MLE, model, cluster))
+        load_MLE, model, cluster = situation.load_MLE, situation.model, situation.cluster
+        assignment, decide_time_s = _timed(lambda: function(load_MLE, model, cluster))
         return Decision(
-            assignment=renamed(assignment, previous_LE, cluster),
+            assignment=assignment,
             load=situation.workload.load,
-            previous_home_LE=previous_LE,
+            previous_home_LE=assignment.home_LE,
             decide_time_s=decide_time_s,
         )
 
@@ -116,6 +121,18 @@ def _baseline(function: Callable[[NDArray[np.int64], Model, Cluster], Assignment
 
 def _plain(load_MLE: NDArray[np.int64], model: Model, cluster: Cluster) -> Assignment:
     return at_home(load_MLE, cluster.identity_placement(model))
+
+
+def _eplb_oracle(situation: Situation) -> Decision:
+    load_MLE, model, cluster = situation.load_MLE, situation.model, situation.cluster
+    previous_LE = eplb(situation.previous.load.load_MLE, model, cluster).home_LE
+    assignment, decide_time_s = _timed(lambda: eplb(load_MLE, model, cluster))
+    return Decision(
+        assignment=renamed(assignment, previous_LE, cluster),
+        load=situation.workload.load,
+        previous_home_LE=previous_LE,
+        decide_time_s=decide_time_s,
+    )
 
 
 def _eplb_history(situation: Situation) -> Decision:
@@ -134,8 +151,9 @@ def _eplb_history(situation: Situation) -> Decision:
     )
 
 
-def _planned(situation: Situation, cluster: Cluster) -> Decision:
-    previous_LE = situation.previous_home_LE(cluster.redundant_slots)
+def _planned(situation: Situation) -> Decision:
+    cluster = situation.cluster
+    previous_LE = situation.previous_home_LE
     load, schedule = situation.workload.load, situation.workload.schedule
     model, params, num_threads = situation.model, situation.params, situation.num_threads
     level, seen = situation.level, situation.seen
@@ -148,17 +166,32 @@ def _planned(situation: Situation, cluster: Cluster) -> Decision:
 
 
 def _relibra(situation: Situation) -> Decision:
-    return _planned(situation, situation.cluster)
+    return situation.planned
 
 
-def _reorder_only(situation: Situation) -> Decision:
-    """Plan without slots; then planning balances ranks instead of nodes."""
-    return _planned(situation, replace(situation.cluster, redundant_slots=0))
+def with_slots(policy: Policy, redundant_slots: int) -> Policy:
+    """Return a policy that has another number of slots than the job."""
+
+    def decide(situation: Situation) -> Decision:
+        cluster = replace(situation.cluster, redundant_slots=redundant_slots)
+        return policy(replace(situation, workload=replace(situation.workload, cluster=cluster)))
+
+    return decide
+
+
+def other_copies(redundant_slots: int) -> Policy:
+    """Return relibra with other copies, for another number of slots, beside the homes for the job's own number."""
+
+    def decide(situation: Situation) -> Decision:
+        planned = situation.planned
+        return _copies(situation, planned.assignment.home_LE, planned.previous_home_LE, redundant_slots)
+
+    return decide
 
 
 def _relibra_packed(situation: Situation) -> Decision:
     workload, model, cluster, params = situation.workload, situation.model, situation.cluster, situation.params
-    previous_LE = situation.previous_home_LE(cluster.redundant_slots)
+    previous_LE = situation.previous_home_LE
 
     def plan_packed() -> tuple[Plan, StepLoad]:
         counts_SLE, length_S = workload.counts_SLE, workload.length_S
@@ -174,26 +207,32 @@ def _relibra_packed(situation: Situation) -> Decision:
 
 
 def _replicate_only(situation: Situation) -> Decision:
-    load_MLE, cluster = situation.load_MLE, situation.cluster
-    home_LE = cluster.identity_placement(situation.model)
-    params = situation.params.counting_copies(situation.model, cluster)
-    price = price_replicas(params, load_MLE, situation.model, cluster)
-    traffic = Traffic.of(situation.workload.load, cluster, params)
+    home_LE = situation.cluster.identity_placement(situation.model)
+    return _copies(situation, home_LE, home_LE, situation.cluster.redundant_slots)
+
+
+def _copies(
+    situation: Situation, home_LE: NDArray[np.int32], previous_LE: NDArray[np.int32], redundant_slots: int
+) -> Decision:
+    """Decide on copies alone, for homes that are known."""
+    load, load_MLE, params = situation.workload.load, situation.load_MLE, situation.params
+    cluster = replace(situation.cluster, redundant_slots=redundant_slots)
+    counting = params.counting_copies(situation.model, cluster)
+    price = price_replicas(counting, load_MLE, situation.model, cluster)
+    traffic = Traffic.of(load, cluster, counting)
     (index_Y4, _), decide_time_s = _timed(
         lambda: replicate(load_MLE, home_LE, cluster, price, situation.num_threads, traffic=traffic)
     )
-    assignment = Assignment.of_replicas(situation.workload.load, home_LE, index_Y4, cluster)
-    return Decision(
-        assignment=assignment, load=situation.workload.load, previous_home_LE=home_LE, decide_time_s=decide_time_s
-    )
+    assignment = Assignment.of_replicas(load, home_LE, index_Y4, cluster)
+    return Decision(assignment=assignment, load=load, previous_home_LE=previous_LE, decide_time_s=decide_time_s)
 
 
 POLICIES: dict[str, Policy] = {
-    "plain": _baseline(_plain),
+    "plain": _staying(_plain),
     "eplb-history": _eplb_history,
-    "eplb-oracle": _baseline(eplb),
-    "ultraep": _baseline(ultraep),
-    "reorder-only": _reorder_only,
+    "eplb-oracle": _eplb_oracle,
+    "ultraep": _staying(ultraep),
+    "reorder-only": with_slots(_relibra, 0),  # planning balances ranks then, instead of nodes
     "replicate-only": _replicate_only,
     "relibra": _relibra,
     "relibra-packed": _relibra_packed,

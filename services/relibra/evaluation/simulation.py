@@ -1,16 +1,16 @@
 """Run policies on the same step: throughput, imbalance, and the costs of each policy."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
 from relibra.errors import InvalidInput
 from relibra.evaluation.constants import Constants
+from relibra.evaluation.estimate import Estimate, estimate
 from relibra.evaluation.policies import POLICIES, PUBLISHED, Decision, Policy, Situation
 from relibra.evaluation.step_time import StepTime, balanced_time_of, sent_bytes, time_of
 from relibra.evaluation.training import Training
-from relibra.evaluation.uncertainty import Interval, interval_of
 from relibra.evaluation.work import even_work, work_of
 from relibra.evaluation.workload import Workload
 from relibra.planning.job import PlanParams
@@ -25,14 +25,12 @@ class Outcome:
     policy: str
     step: StepTime
     imbalance: float
-    of_balanced: float
+    of_balanced: Estimate
     """Throughput relative to that of a router that spreads its tokens evenly."""
-    of_balanced_range: Interval
-    over_plain: float
+    over_plain: Estimate
     """Throughput relative to that of plain expert parallelism."""
-    over_plain_range: Interval
-    over_published_range: Mapping[str, Interval]
-    """Throughput relative to that of each published way that ran before this policy, by name."""
+    over_rivals: Mapping[str, Estimate]
+    """Throughput relative to that of each rival that ran before this policy, by name."""
     replicas_per_cell: float
     num_moved_experts: int
     sent_bytes: int
@@ -50,11 +48,12 @@ def simulate(
     on_policy: Callable[[str], None] = lambda name: None,
     num_threads: int = os.cpu_count() or 1,
     others: Mapping[str, Policy] | None = None,
+    rivals: Collection[str] = PUBLISHED,
     level: Level = Level.MICRO_BATCHES,
 ) -> list[Outcome]:
     """Run policies on a step; return their outcomes in the same order, those of `others` last.
 
-    Policies decide with the middles of the ranges of `training`, as a job does that has measured nothing. The intervals
+    Policies decide with the middles of the ranges of `training`, as a job does that has measured nothing. The estimates
     say how its time may differ if the machines turn out otherwise.
 
     Args:
@@ -66,6 +65,7 @@ def simulate(
         on_policy: called with the name of each policy before it runs.
         num_threads: the threads that planning uses.
         others: further policies, by name.
+        rivals: the policies that those after them are compared with.
         level: what policies `reorder-only` and `relibra` know of the step when they plan.
 
     Raises:
@@ -87,7 +87,7 @@ def simulate(
     even = even_work(workload.load, training.model.num_experts, training.cluster)
     ideal = _timed(training, lambda other: balanced_time_of(even, other))
     plain = _timed(training, _deciding(POLICIES["plain"](situation), training))
-    outcomes, published = [], dict[str, _Step]()
+    outcomes, before = [], dict[str, _Step]()
     for name, policy in run.items():
         on_policy(name)
         decision = policy(situation)
@@ -99,22 +99,17 @@ def simulate(
                 policy=name,
                 step=step(training.constants),
                 imbalance=imbalance(assignment.rank_loads_MLR(training.cluster)),
-                of_balanced=_ratio(ideal, step)(training.constants),
-                of_balanced_range=interval_of(_ratio(ideal, step), training.constants, training.ranges),
-                over_plain=_ratio(plain, step)(training.constants),
-                over_plain_range=interval_of(_ratio(plain, step), training.constants, training.ranges),
-                over_published_range={
-                    other: interval_of(_ratio(other_step, step), training.constants, training.ranges)
-                    for other, other_step in published.items()
-                },
+                of_balanced=_ratio(ideal, step, training),
+                over_plain=_ratio(plain, step, training),
+                over_rivals={rival: _ratio(theirs, step, training) for rival, theirs in before.items()},
                 replicas_per_cell=int(assignment.is_replica_Q.sum()) / num_cells,
                 num_moved_experts=int((assignment.home_LE != decision.previous_home_LE).sum()),
                 sent_bytes=sent_bytes(assignment, training, decision.previous_home_LE),
                 decide_time_s=decision.decide_time_s,
             )
         )
-        if name in PUBLISHED:
-            published[name] = step
+        if name in rivals:
+            before[name] = step
     return outcomes
 
 
@@ -131,5 +126,8 @@ def _deciding(decision: Decision, training: Training) -> Callable[[Training], St
     return lambda other: time_of(decision.assignment, work, other, decision.previous_home_LE)
 
 
-def _ratio(one: _Step, other: _Step) -> Callable[[Constants], float]:
-    return lambda constants: one(constants).total_s / other(constants).total_s
+def _ratio(one: _Step, other: _Step, training: Training) -> Estimate:
+    def ratio(constants: Constants) -> float:
+        return one(constants).total_s / other(constants).total_s
+
+    return estimate(ratio, training.constants, training.ranges)

@@ -30,7 +30,7 @@ def test_a_peer_is_judged_as_our_policy_of_the_same_decisions(judged, steps, que
     before, now = steps
     (expected,) = simulate(now, before, question.training, ["eplb-oracle"])
     peer = judged["made up"]
-    assert (peer["imbalance"], peer["of_balanced"]) == (expected.imbalance, expected.of_balanced)
+    assert (peer["imbalance"], peer["of_balanced"]) == (expected.imbalance, expected.of_balanced.mid)
     assert (peer["num_moved_experts"], peer["replicas_per_cell"]) == (
         expected.num_moved_experts,
         expected.replicas_per_cell,

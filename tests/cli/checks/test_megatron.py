@@ -1,130 +1,37 @@
-import subprocess
-import sys
+"""What the agent hooks into, looked for in the sources of megatron-core."""
 
-import pytest
+from importlib import metadata
+from pathlib import Path
 
+from relibra.agent.needs import NEEDS
+from relibra.cli.checks import megatron
 from relibra.cli.checks.finding import CheckResult
-from relibra.cli.checks.megatron import judge, read_arguments
-from relibra.errors import InvalidInput
-
-GOOD = "--moe-token-dispatcher-type alltoall --moe-enable-routing-replay"
-_ALLTOALL = "use expert_tensor_parallel_size=1, or moe_token_dispatcher_type='alltoall'"
 
 
-def found(text: str, *, is_yaml: bool = False) -> list[tuple[CheckResult, str]]:
-    return [(each.verdict, each.fix) for each in judge(read_arguments(text, is_yaml=is_yaml))]
+def test_the_installed_megatron_passes_with_its_version():
+    (found,) = megatron.examine()
+    assert (found.subject, found.verdict) == ("megatron", CheckResult.OK)
+    assert found.reason.startswith(f"megatron-core {metadata.version('megatron-core')} has all {len(NEEDS)} ")
 
 
-@pytest.mark.parametrize(
-    ("more", "fix"),
-    [
-        ("--moe-router-fusion", "use moe_router_fusion=False"),
-        ("--fp8-format hybrid", "use fp8_recipe='blockwise', 'tensorwise' or 'mxfp8'"),
-        ("--fp8-format hybrid --fp8-recipe blockwise --fp8-param-gather", "use fp8_param_gather=False"),
-        (
-            "--cuda-graph-impl=local --cuda-graph-scope moe",
-            "use cuda_graph_impl='transformer_engine' with cuda_graph_scope='attn'",
-        ),
-        ("--expert-tensor-parallel-size 2 --moe-token-dispatcher-type allgather", _ALLTOALL),
-        ("--tensor-model-parallel-size 2 --moe-token-dispatcher-type flex", _ALLTOALL),
-        (
-            "--expert-tensor-parallel-num-weight-shards 2",
-            "use expert_tensor_parallel_num_weight_shards=None",
-        ),
-        ("actor.megatron.+override.delay_wgrad_compute=True", "use delay_wgrad_compute=False"),
-        (
-            "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend ncclep",
-            "use moe_flex_dispatcher_backend='deepep' or 'hybridep'",
-        ),
-        ("--num-distributed-optimizer-instances 2", "use num_distributed_optimizer_instances=1"),
-        ("--use-megatron-fsdp", "use megatron's DistributedDataParallel"),
-        ("--use-torch-fsdp2", "use megatron's DistributedDataParallel"),
-    ],
-)
-def test_a_refused_argument_is_named_with_its_fix(more, fix):
-    assert found(f"torchrun train.py {GOOD} \\\n {more}  # a comment") == [(CheckResult.FAILED, fix)]
+def test_S9_a_machine_without_megatron_is_told_what_was_not_checked(monkeypatch):
+    monkeypatch.setattr(megatron.PathFinder, "find_spec", lambda *_: None)
+    (found,) = megatron.examine()
+    assert found.verdict is CheckResult.SKIPPED
+    assert "was not looked for" in found.reason
 
 
-_ADAPTERS = (
-    "use target_modules without linear_fc1 and linear_fc2 of experts, or one adapter per expert with "
-    "share_expert_adapters=False and moe_grouped_gemm=False"
-)
+def test_the_sources_of_a_checkout_say_their_version(tmp_path: Path):
+    (tmp_path / "megatron" / "core").mkdir(parents=True)
+    lines = ["MAJOR = 0", "MINOR = 99", "PATCH = 1", "PRE_RELEASE = 'rc2'"]
+    (tmp_path / "megatron" / "core" / "package_info.py").write_text("\n".join(lines))
+    assert megatron.version_of(tmp_path) == "0.99.1rc2"
 
 
-@pytest.mark.parametrize(
-    ("more", "is_refused"),
-    [
-        ("peft.share_expert_adapters=true", True),
-        ("lora.rank=32 'lora.target_modules=[linear_qkv,linear_fc1]'", True),
-        ("lora.rank=32 lora.target_modules=all-linear", True),
-        ("lora.rank=32 'lora.target_modules=[linear_fc1]' lora.share_expert_adapters=false", True),
-        ("lora.rank=32 'lora.target_modules=[linear_fc1]' model.moe_grouped_gemm=false", False),
-        ("lora.rank=32 'lora.target_modules=[linear_qkv,linear_proj]'", False),
-        ("lora.rank=32 'lora.target_modules=[\"*.shared_experts.linear_fc1\"]'", False),
-        ("lora.rank=0 'lora.target_modules=[linear_fc1]'", False),
-    ],
-)
-def test_S9_adapters_that_experts_share_are_refused(more, is_refused):
-    expected = (CheckResult.FAILED, _ADAPTERS) if is_refused else (CheckResult.OK, "")
-    assert found(f"{GOOD} {more}") == [expected]
-
-
-def test_accepted_arguments_pass_as_words_and_as_yaml():
-    assert found(f"{GOOD} --cuda-graph-impl transformer_engine --cuda-graph-scope attn") == [(CheckResult.OK, "")]
-    assert found(f"{GOOD} --cuda-graph-impl transformer_engine --cuda-graph-scope attn,mlp") == [(CheckResult.OK, "")]
-    optimizer = "--use-precision-aware-optimizer --exp-avg-dtype bf16 --optimizer-cpu-offload"
-    assert found(f"{GOOD} {optimizer}") == [(CheckResult.OK, "")]
-    assert found(f"{GOOD} --tensor-model-parallel-size 4 --expert-tensor-parallel-size 2") == [(CheckResult.OK, "")]
-    sizes = "--tensor-model-parallel-size 2 --tensor-parallel-num-weight-shards 2 --expert-tensor-parallel-size 1"
-    assert found(f"{GOOD} {sizes}") == [(CheckResult.OK, "")]
-    fp8 = "--fp8-format e4m3 --fp8-recipe blockwise --moe-router-padding-for-fp8 --moe-grouped-gemm"
-    assert found(f"{GOOD} {fp8}") == [(CheckResult.OK, "")]
-    assert found(f"{GOOD} --moe-token-dispatcher-type flex --moe-enable-deepep") == [(CheckResult.OK, "")]
-    inner = "  moe-token-dispatcher-type: alltoall\n  moe_enable_routing_replay: true\n"
-    assert found(f"model:\n{inner}", is_yaml=True) == [(CheckResult.OK, "")]
-
-
-def test_all_refusals_are_reported_at_once_and_missing_replay_is_a_warning():
-    assert [verdict for verdict, _ in found("--moe-router-fusion --delay-wgrad-compute --fp8-format e4m3")] == [
-        CheckResult.FAILED,  # delayed gradients of weights
-        CheckResult.FAILED,  # delayed scaling of fp8; router fusion alone only prevents replay
-        CheckResult.WARNING,
-    ]
-
-
-@pytest.mark.parametrize(("text", "is_yaml"), [("--a 'b", False), ("- a", True), ("a: [", True)])
-def test_text_that_is_neither_is_refused(text, is_yaml):
-    with pytest.raises(InvalidInput, match="--megatron-args"):
-        read_arguments(text, is_yaml=is_yaml)
-
-
-def test_an_option_that_is_not_known_is_listed_and_never_ok():
-    ((verdict, fix),) = found(f"{GOOD} --my-own-option 3 --lr 1e-6")
-    assert verdict is CheckResult.WARNING
-    assert "cannot refuse what it does not know" in fix
-
-
-def test_the_value_of_a_variable_is_not_guessed():
-    (finding,) = judge(read_arguments(f"{GOOD} --expert-tensor-parallel-size $ETP --save $DIR", is_yaml=False))
-    assert finding.verdict is CheckResult.WARNING
-    assert finding.reason == "the values of variables are not known here: expert_tensor_parallel_size=$ETP"
-
-
-def test_a_section_that_is_switched_off_says_nothing():
-    text = (
-        "moe_token_dispatcher_type: alltoall\nmoe_enable_routing_replay: true\nfp8_cfg: {enabled: false, fp8: e4m3}\n"
-    )
-    assert found(text, is_yaml=True) == [(CheckResult.OK, "")]
-
-
-def test_the_arguments_are_judged_where_torch_is_not_installed(tmp_path):
-    arguments = tmp_path / "arguments.txt"
-    arguments.write_text("--use-megatron-fsdp")
-    script = (
-        "import sys; sys.modules |= {'torch': None, 'megatron': None}\n"
-        "from pathlib import Path\n"
-        "from relibra.cli.checks.megatron import examine\n"
-        f"print([each.verdict for each in examine(Path({str(arguments)!r})) if 'fsdp' in each.reason])"
-    )
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert said.strip() == "[<CheckResult.FAILED: 'failed'>]"
+def test_every_missing_hook_is_a_finding(tmp_path: Path):
+    found = megatron.judge(tmp_path, "0.99.1")
+    failed = [each.reason for each in found if each.verdict is CheckResult.FAILED]
+    assert len(failed) == len(NEEDS)
+    assert "MoELayer.preprocess(hidden_states, probs, routing_map) (maps logical experts" in failed[1]
+    assert found[-1].verdict is CheckResult.WARNING
+    assert "cannot give them routing" in found[-1].reason

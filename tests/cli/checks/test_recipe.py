@@ -6,6 +6,7 @@ import pytest
 from relibra.cli.checks.finding import CheckResult
 from relibra.cli.checks.recipe import examine, judge_recipe
 from relibra.cli.recipes import read
+from relibra.cli.recipes.frameworks import draft
 from relibra.cli.recipes.shipped import framework_data
 from relibra.errors import InvalidInput
 
@@ -49,7 +50,7 @@ def test_a_recipe_without_doubt_is_taken(tmp_path):
 
 
 def test_the_megatron_core_that_a_framework_pins_is_judged(monkeypatch):
-    monkeypatch.setattr(read, "framework_data", lambda name: framework_data(name) | {"megatron_core": "0.15.3"})
+    monkeypatch.setattr(draft, "framework_data", lambda name: framework_data(name) | {"megatron_core": "0.15.3"})
     verdict, *found = judge_recipe(read.read_here(EXAMPLES / "nemo-rl/recipe.yaml", None, {}))
     assert verdict.reason.startswith("refused for 1 setting: nemo-rl, ")
     assert "megatron-core 0.15.3, which lacks MoELayer.preprocess (nemo-rl at 7ea279a pins it)" in found[0].reason

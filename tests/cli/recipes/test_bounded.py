@@ -17,7 +17,6 @@ LARGE = {
     "array.sh": 'X=(x); while true; do X+=("${X[@]}"); done; python3 train.py ${X[@]}',
     "counting.sh": "for ((;;)); do :; done; python3 train.py --lr 1",
     "output.sh": "while :; do echo aaaaaaaaaaaaaaaa; program a b c; done; python3 train.py --lr 1",
-    "forks.sh": "set -m; f() { f | f & }; f; while :; do :; done",
     "reading.sh": "mapfile A < /dev/zero; read -r B < /dev/zero; while :; do :; done",
     "pattern.sh": "[[ $(printf %0999d 0) =~ ^(0*)*(0*)*(0*)*(0*)*1$ ]]; while :; do :; done",
     "laughs.yaml": _LAUGHS + "j: &j [*i, *i, *i, *i, *i, *i, *i, *i, *i, *i]\n",
@@ -35,7 +34,7 @@ def test_a_recipe_cannot_exhaust_time_or_memory(name, tmp_path):
     (tmp_path / name).write_text(LARGE[name])
     with pytest.raises(
         InvalidInput,
-        match=r"within 5 s and 512 MiB, got one that needs more; |at most 200000 values|comes to an end|starts none",
+        match=r"within 5 s and 512 MiB, got one that needs more; |comes to an end|starts none",
     ):
         read_recipe(tmp_path / name, Framework.SLIME, {})
 

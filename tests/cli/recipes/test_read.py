@@ -225,7 +225,7 @@ def test_a_file_without_a_certain_sign_needs_the_name_of_its_framework(text, tmp
     [
         ("a.sh", "echo hello", "starts none"),
         ("a.sh", "if true; then", "line 2"),
-        ("a.py", "print('hello')", "a Python program, which is not run here; .*--megatron-args"),
+        ("a.py", "print('hello')", "a Python program, which is not run here; .*as .txt"),
         ("a.yaml", "- a", "a YAML mapping"),
         ("a.yaml", "a: [", "expected YAML"),
         ("a.yaml", "defaults: a.yaml", "come to an end"),

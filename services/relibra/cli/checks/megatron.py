@@ -1,104 +1,75 @@
-"""Checks which of Megatron's arguments the agent would refuse."""
+"""Checks that the installed megatron-core has what the agent hooks into, by reading its sources."""
 
-import shlex
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
+import sys
+from importlib import metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
 
-from relibra.cli.checks import hooks
-from relibra.cli.checks.finding import Finding, ok, skipped, warning
-from relibra.cli.checks.judgement import findings, unknown_options
-from relibra.cli.recipes import judge as judging
-from relibra.cli.recipes.frameworks.passing import RENAMED
-from relibra.cli.recipes.merged import check_size
-from relibra.cli.recipes.shipped import is_neutral, known_options
-from relibra.errors import InvalidInput
+from relibra.cli.checks.finding import Finding, failed, ok, skipped, warning
 
-_SUBJECT = "megatron: arguments"
-_OF_ADAPTERS = ("lora_rank", "rank", "dim", "target_modules", "share_expert_adapters")
+_SUBJECT = "megatron"
 
 
-def examine(path: Path | None) -> list[Finding]:
-    """Return the findings about the installed megatron-core and a file of arguments.
+def examine() -> list[Finding]:
+    """Return the findings about the megatron-core that this Python would import."""
+    root = _root()
+    if root is None:
+        return [skipped(_SUBJECT, "megatron-core is not installed: what the agent hooks into was not looked for")]
+    return judge(root, version_of(root))
 
-    Raises:
-        InvalidInput: the file cannot be read.
+
+def judge(root: Path, version: str) -> list[Finding]:
+    """Return the findings about a megatron-core.
+
+    Args:
+        root: the folder that holds `megatron/core`.
+        version: its version.
     """
-    found = hooks.examine()
-    if path is None:
-        return [*found, skipped(_SUBJECT, "not checked: pass --megatron-args")]
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise InvalidInput.of("--megatron-args", expected="a text file", got=error) from error
-    return [*found, *judge(read_arguments(text, is_yaml=path.suffix in (".yaml", ".yml")))]
+    from relibra.agent.needed_in_sources import missing_in
+    from relibra.agent.needs import NEEDS, RAN, REPLAY_NEEDS
 
-
-def judge(arguments: Mapping[str, Any]) -> list[Finding]:
-    """Return the findings about arguments named as in TransformerConfig; missing ones have their defaults."""
-    told = {name: value for name, value in arguments.items() if not _is_variable(value)}
-    found = findings(_SUBJECT, judging.judge(told))
-    untold = [f"{name}={value}" for name, value in arguments.items() if name not in told and not is_neutral(name)]
-    if untold:
-        reason = f"the values of variables are not known here: {', '.join(untold)}"
-        found.append(warning(_SUBJECT, reason, "write the values, or pass the launcher with --recipe"))
-    found += unknown_options(_SUBJECT, [name for name in arguments if not _is_known(name)])
-    return found or [ok(_SUBJECT, "the agent accepts them")]
-
-
-def _is_variable(value: Any) -> bool:
-    return isinstance(value, str) and "$" in value
-
-
-def _is_known(name: str) -> bool:
-    return name in known_options() or name in _OF_ADAPTERS or name in ("use_torch_fsdp2",) or is_neutral(name)
-
-
-def read_arguments(text: str, *, is_yaml: bool) -> dict[str, Any]:
-    """Parse arguments: a command line (`--name value`, `--flag`, `a.b.name=value`), or YAML of any depth.
-
-    Raises:
-        InvalidInput: the text is neither.
-    """
-    import yaml
-
-    try:
-        if is_yaml:
-            content = yaml.safe_load(text)
-            check_size(content)
-            found = _leaves(content)
-        else:
-            words = shlex.split(text.replace("\\\n", " "), comments=True)
-            found = {name: yaml.safe_load(value) for name, value in _pairs(words)}
-    except (ValueError, yaml.YAMLError) as error:
-        raise InvalidInput.of("--megatron-args", expected="arguments or a YAML mapping", got=error) from error
-    named = {RENAMED.get(name, name): value for name, value in found.items()}
-    if isinstance(scope := named.get("cuda_graph_scope"), str):
-        named["cuda_graph_scope"] = scope.split(",")
-    return named
-
-
-def _pairs(words: list[str]) -> Iterator[tuple[str, str]]:
-    for word, after in pairwise([*words, "--"]):
-        name, equals, value = word.partition("=")
-        if equals:
-            yield _name(name.rpartition(".")[2]), value
-        elif word.startswith("--"):
-            yield _name(word), "true" if after.startswith("--") else after
-
-
-def _name(word: str) -> str:
-    return word.lstrip("+-").replace("-", "_")
-
-
-def _leaves(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"YAML of type {type(value).__name__}")
-    found: dict[str, Any] = {}
-    for name, inner in value.items():
-        if not isinstance(inner, dict):
-            found |= {_name(str(name)): inner}
-        elif inner.get("enabled") is not False:  # a section that is switched off says nothing
-            found |= _leaves(inner)
+    found = [
+        failed(
+            _SUBJECT,
+            f"megatron-core {version} lacks {lack}",
+            f"install a megatron-core that the tests ran on: {RAN[0]} to {RAN[-1]}",
+        )
+        for lack in missing_in(root)
+    ]
+    if not found:
+        what = f"megatron-core {version} has all {len(NEEDS)} attributes and signatures that the agent needs"
+        is_tested = ".".join(version.split(".")[:2]) in RAN
+        found.append(ok(_SUBJECT, what if is_tested else f"{what}; the tests did not run on this version"))
+    if missing_in(root, REPLAY_NEEDS):
+        found.append(
+            warning(
+                _SUBJECT,
+                "its routers have no router_replay of megatron's kind, so the agent cannot give them routing",
+                "use the framework's own replay of routing, or forecasts",
+            )
+        )
     return found
+
+
+def _root() -> Path | None:
+    """Return the folder in which Python would find `megatron.core`, without importing it."""
+    packages = PathFinder.find_spec("megatron", sys.path)
+    folders = [] if packages is None else list(packages.submodule_search_locations or ())
+    return next((Path(each).parent for each in folders if Path(each, "core", "__init__.py").is_file()), None)
+
+
+def version_of(root: Path) -> str:
+    """Return the version, also of a checkout that was never installed."""
+    info: dict[str, object] = {}
+    file = root / "megatron" / "core" / "package_info.py"
+    if file.is_file():
+        lines = file.read_text(encoding="utf-8").splitlines()
+        found = (line.partition("=") for line in lines if line.startswith(("MAJOR", "MINOR", "PATCH", "PRE_RELEASE")))
+        info = {name.strip(): value.strip().strip("\"'") for name, _, value in found}
+    try:
+        return "{MAJOR}.{MINOR}.{PATCH}{PRE_RELEASE}".format_map(info)
+    except KeyError:
+        try:
+            return metadata.version("megatron-core")
+        except metadata.PackageNotFoundError:
+            return "of an unknown version"

@@ -3,15 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+from relibra.agent.setting import Refusal
 from relibra.agent.settings import SETTINGS
 from relibra.cli.checks.finding import Finding, failed, ok, skipped, warning
-from relibra.cli.checks.judgement import findings, unknown_options
 from relibra.cli.recipes.frameworks.registry import Framework
 from relibra.cli.recipes.judge import Verdict, judge
 from relibra.cli.recipes.read import read_recipe
 from relibra.cli.recipes.recipe import Recipe
 from relibra.cli.recipes.shipped import framework_data
 from relibra.errors import InvalidInput
+
+_MAX_NAMES = 40
 
 
 def examine(path: Path | None, framework: Framework | None, given: list[str]) -> list[Finding]:
@@ -38,26 +40,32 @@ def judge_recipe(recipe: Recipe) -> list[Finding]:
     judgement = judge(values, megatron_core=recipe.megatron_core)
     data = framework_data(recipe.framework)
 
-    def where(name: str) -> str:
-        if name == "megatron-core":
-            return f"{recipe.framework} at {data['commit']} pins it"
-        given = recipe.settings.get(name)
-        return "Megatron's default" if given is None else given.origin
+    def said(refusal: Refusal, text: str) -> str:
+        given = recipe.settings.get(refusal.setting)
+        origin = "Megatron's default" if given is None else given.origin
+        if refusal.setting == "megatron-core":
+            origin = f"{recipe.framework} at {data['commit']} pins it"
+        return f"{text} ({origin})"
 
-    refused = {each.setting for each in judgement.refusals}
-    doubted = {each.setting for each in judgement.warnings}
-    runs = [
-        ok("recipe", f"{each.name}={shown(values[each.name])} ({where(each.name)})")
-        for each in SETTINGS
-        if each.name in values and each.name not in refused | doubted
-    ]
-    found = findings("recipe", judgement, where)
+    found = [failed("recipe", said(each, each.reason), each.fix, each.cost) for each in judgement.refusals]
+    found += [warning("recipe", said(each, each.what), each.fix, each.cost) for each in judgement.warnings]
     if "megatron" in data:
         reason = f"{recipe.framework} runs on {data['megatron']}, which was not tested"
         found.append(warning("recipe", reason, "try attaching in a short run first"))
     by_hand = "give the value with --set NAME=VALUE, or check it by hand"
     found += [warning("recipe", each, by_hand) for each in recipe.warnings]
-    found += unknown_options("recipe", recipe.unknown)
+    if names := recipe.unknown:
+        more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+        was = "s were" if len(names) > 1 else " was"
+        reason = f"{len(names)} unknown option{was} not judged: {', '.join(names[:_MAX_NAMES])}{more}"
+        fix = "see docs/integration/settings.md; the agent cannot refuse what it does not know"
+        found.append(warning("recipe", reason, fix))
+    judged = {each.setting for each in (*judgement.refusals, *judgement.warnings)}
+    runs = [
+        ok("recipe", f"{each.name}={shown(values[each.name])} ({recipe.settings[each.name].origin})")
+        for each in SETTINGS
+        if each.name in values and each.name not in judged
+    ]
     return [_verdict(recipe, found, num_refused=len(judgement.refusals)), *found, *runs]
 
 

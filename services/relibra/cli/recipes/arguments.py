@@ -117,3 +117,14 @@ def at_path(config: Any, path: str, default: Any = None) -> Any:
             return default
         config = config[part]
     return config
+
+
+def leaves(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a configuration of any depth by their names; a section that is switched off has none."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if not isinstance(value, dict):
+            found[str(name).replace("-", "_")] = value
+        elif value.get("enabled") is not False:
+            found |= leaves(value)
+    return found

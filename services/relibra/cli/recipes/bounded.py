@@ -41,7 +41,7 @@ def call_bounded(function: Callable[..., _Result], *arguments: object) -> _Resul
     result: Any = pickle.loads(said) if process.returncode == 0 else MemoryError()
     if isinstance(result, MemoryError):
         bound = f"a recipe that is read within {MAX_SECONDS} s and {MAX_MIB} MiB"
-        fix = "pass its arguments to Megatron in a file with --megatron-args"
+        fix = "pass the arguments of the training as .txt"
         raise InvalidInput.of("--recipe", expected=bound, got=f"one that needs more; {fix}")
     if isinstance(result, RelibraError):
         raise result
@@ -56,8 +56,10 @@ def _main() -> None:
     signal.alarm(MAX_SECONDS)
     try:
         result = function(*arguments)
-    except (RelibraError, MemoryError) as error:
+    except RelibraError as error:
         result = error
+    except (MemoryError, RecursionError):  # a value of YAML may be inside itself
+        result = MemoryError()
     signal.alarm(0)
     sys.stdout.buffer.write(pickle.dumps(result))
 

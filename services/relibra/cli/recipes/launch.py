@@ -2,19 +2,19 @@
 
 import functools
 import re
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from relibra.cli.recipes.arguments import at_path, merged, nested, read_options, read_overrides
+from relibra.cli.recipes.arguments import at_path, leaves, merged, nested, read_options, read_overrides
 from relibra.cli.recipes.shipped import known_flags
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Launch:
     """The content of a recipe, before a framework's meaning is given to it."""
 
@@ -31,9 +31,19 @@ class Launch:
         starts = [number for number, word in enumerate(self.words) if word.endswith(".py")]
         return read_options(self.words[starts[0] if starts else 0 :], known_flags())
 
+    def all_options(self) -> dict[str, Any]:
+        """Return the options, and what a configuration of any depth and overrides of any path set, by its name."""
+        return leaves(self.merged_config) | self.options()
+
+    @cached_property
     def merged_config(self) -> dict[str, Any]:
-        """Return the configuration with the overrides of the command line."""
+        """The configuration with the overrides of the command line."""
         return merged(self.config, nested(read_overrides(self.words)))
+
+    def section(self, path: str) -> dict[str, Any]:
+        """Return the mapping at a path of the merged configuration; an empty one if there is none."""
+        found = at_path(self.merged_config, path)
+        return found if isinstance(found, dict) else {}
 
     def line_of(self, *names: str) -> str:
         """Return the line of the file that sets an option, for people; if none does, that it comes from elsewhere.
@@ -69,12 +79,3 @@ def yaml_lines(text: str) -> dict[str, int]:
 
 def _sets(line: str, name: str) -> bool:
     return name in line and re.search(rf"(?<![^\W]){re.escape(name)}(?=$|[\s=:\\\"'])", line) is not None
-
-
-def section(config: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
-    """Return the mapping at the first of several paths that has one."""
-    for path in paths:
-        found = at_path(config, path)
-        if isinstance(found, dict):
-            return found
-    return {}

@@ -11,8 +11,6 @@ from relibra.errors import InvalidInput
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _MAX_DEPTH = 20
-_MAX_BYTES = 4 << 20
-_MAX_VALUES = 200_000
 
 
 def read_yaml(path: Path, warnings: list[str], shipped: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -71,33 +69,12 @@ def load_yaml(path: Path) -> dict[str, Any]:
         InvalidInput: the file cannot be read, or holds something else.
     """
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise InvalidInput.of(str(path), expected=f"at most {_MAX_BYTES} bytes", got=path.stat().st_size)
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=Loader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise InvalidInput.of(str(path), expected="YAML", got=error) from error
     if not isinstance(content, dict):
         raise InvalidInput.of(str(path), expected="a YAML mapping", got=type(content).__name__)
-    check_size(content)
     return content
-
-
-def check_size(content: Any) -> None:
-    """Refuse content whose aliases make a small text large.
-
-    Raises:
-        InvalidInput: it has too many values, or a value is inside itself.
-    """
-    waiting, num_values = [content], 0
-    while waiting:
-        each = waiting.pop()
-        num_values += 1
-        if num_values > _MAX_VALUES:
-            raise InvalidInput(f"expected YAML of at most {_MAX_VALUES} values, got more by its aliases")
-        if isinstance(each, dict):
-            waiting += each.values()
-        elif isinstance(each, list):
-            waiting += each
 
 
 def resolved(config: dict[str, Any]) -> dict[str, Any]:

@@ -1,26 +1,27 @@
 """Reads a recipe file into effective settings, in a process with bounded time and memory."""
 
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 from relibra.cli.recipes.bounded import call_bounded
+from relibra.cli.recipes.frameworks.draft import Draft
 from relibra.cli.recipes.frameworks.registry import READERS, Framework, Reader, guess_framework
 from relibra.cli.recipes.launch import Launch
 from relibra.cli.recipes.merged import read_yaml
 from relibra.cli.recipes.recipe import Recipe
 from relibra.cli.recipes.shell import Run, find_source, run_script
 from relibra.cli.recipes.shipped import framework_data
-from relibra.cli.recipes.unknown import is_printed_by, shown, without_unknown
+from relibra.cli.recipes.unknown import is_printed_by, shown, unknown, without_unknown
 from relibra.errors import InvalidInput
-
-_MAX_BYTES = 1 << 20
 
 
 def read_recipe(path: Path, framework: Framework | None, variables: dict[str, str]) -> Recipe:
     """Return what a recipe would give to Megatron.
 
     Args:
-        path: a bash launcher, which is run without its programs, or YAML.
+        path: a bash launcher, which is run without its programs; YAML; or arguments as .txt.
         framework: the framework that it belongs to; None to tell it from the file.
         variables: the environment of the launcher.
 
@@ -33,22 +34,23 @@ def read_recipe(path: Path, framework: Framework | None, variables: dict[str, st
 def read_here(path: Path, framework: Framework | None, variables: dict[str, str]) -> Recipe:
     """Return what `read_recipe` does, without its bounds."""
     text = _text(path)
-    framework = framework or guess_framework(text)
+    framework = framework or (Framework.MEGATRON if path.suffix == ".txt" else guess_framework(text))
     if framework is None:
         raise InvalidInput.of(
             "--framework", expected=f"one of {', '.join(Framework)}: {path.name} has no certain sign", got="none"
         )
     if path.suffix in (".yaml", ".yml"):
         warnings: list[str] = []
-        return _recipe(
-            framework, Launch(path, text, (), read_yaml(path, warnings, _shipped(framework)), tuple(warnings))
-        )
+        config = read_yaml(path, warnings, _shipped(framework))
+        return _recipe(framework, Launch(path, text, (), config, tuple(warnings)))
+    if path.suffix == ".txt":
+        return _recipe(framework, Launch(path, text, _words(text)))
     if path.suffix == ".py":
         raise InvalidInput.of(
             "--recipe",
-            expected="a bash launcher or YAML",
-            got=f"{path.name}, a Python program, which is not run here; let it print its command line, and pass the "
-            "arguments in a file with --megatron-args",
+            expected="a bash launcher, YAML, or arguments as .txt",
+            got=f"{path.name}, a Python program, which is not run here; let it print its command line, and pass that "
+            "with --recipe as .txt",
         )
     recipe = _recipe(framework, _launched(path, text, framework, variables, printed=""))
     # In the second run programs print something else and variables are empty: what depends on them differs.
@@ -65,16 +67,18 @@ def read_here(path: Path, framework: Framework | None, variables: dict[str, str]
 
 
 def _recipe(framework: Framework, launch: Launch) -> Recipe:
-    draft = READERS[framework].read(launch)
-    return Recipe(
-        framework=framework.value,
-        megatron_core=framework_data(framework.value)["megatron_core"],
-        model=draft.model,
-        family=draft.family.name if draft.family is not None else "",
-        settings=draft.settings,
-        unknown=tuple(draft.unknown),
-        warnings=(*launch.warnings, *draft.warnings),
-    )
+    draft = Draft(framework.value, launch)
+    READERS[framework].read(draft)
+    return draft.recipe()
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """Return the words of a command line, with marks for the variables in it."""
+    marked = re.sub(r"\$\{?(\w+)\}?", lambda match: unknown(match[1]), text.replace("\\\n", " "))
+    try:
+        return tuple(shlex.split(marked, comments=True))
+    except ValueError as error:
+        raise InvalidInput.of("--recipe", expected="arguments as on a command line", got=error) from error
 
 
 def _launched(path: Path, text: str, framework: Framework, variables: dict[str, str], *, printed: str) -> Launch:
@@ -106,8 +110,6 @@ def _text(path: Path) -> str:
     try:
         if not path.is_file():
             raise InvalidInput.of("--recipe", expected="a file", got=str(path))
-        if path.stat().st_size > _MAX_BYTES:
-            raise InvalidInput.of("--recipe", expected=f"at most {_MAX_BYTES} bytes", got=path.stat().st_size)
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise InvalidInput.of("--recipe", expected="a text file", got=error) from error

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from relibra.cli.recipes.shipped import Family
-
 
 @dataclass(frozen=True, slots=True)
 class Given:
@@ -36,23 +34,3 @@ class Recipe:
         """Return the value of a setting."""
         given = self.settings.get(name)
         return default if given is None else given.value
-
-
-@dataclass(slots=True)
-class Draft:
-    """Settings while they are being collected. Later values replace earlier ones."""
-
-    settings: dict[str, Given] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
-    model: str = ""
-    family: Family | None = None
-
-    def put(self, name: str, value: Any, origin: str) -> None:
-        """Set a value."""
-        self.settings[name] = Given(value, origin)
-
-    def put_all(self, values: Mapping[str, Any], origin: str) -> None:
-        """Set values that have one origin."""
-        for name, value in values.items():
-            self.put(name, value, origin)

@@ -185,7 +185,7 @@ class StepCells:
         return micro_batch % self.num_micro_batches if self.num_micro_batches else None
 
     def _replicas_of(self, micro_batch: int, layer: int) -> tuple[_PlannedMicroBatch, slice] | None:
-        """Return the replicas of a cell: those of its planned micro-batch, and where they are. None without replicas."""
+        """Return the replicas of a cell: the planned micro-batch, and where in it; None without replicas."""
         index = self._planned_index(micro_batch)
         if index is None or self._start_M[index] == self._start_M[index + 1]:
             return None

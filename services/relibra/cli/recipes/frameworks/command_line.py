@@ -3,23 +3,19 @@
 from typing import Any
 
 from relibra.cli.recipes.arguments import parsed
-from relibra.cli.recipes.frameworks.passing import family_of, lora, pass_on
-from relibra.cli.recipes.launch import Launch
-from relibra.cli.recipes.recipe import Draft
-from relibra.cli.recipes.shipped import family_origin, find_family, framework_data, known_options, origin
-from relibra.cli.recipes.unknown import shown
+from relibra.cli.recipes.frameworks.draft import Draft
+from relibra.cli.recipes.shipped import family_origin, known_options, origin
 
 _NO_VALUE = ("", "none", "None", "null")
 
 
-def read_command_line(launch: Launch, framework: str) -> Draft:
-    """Return the settings of a command line."""
-    data = framework_data(framework)
-    draft = Draft()
-    draft.put_all(data["settings"], origin(data))
-    options = launch.options()
+def read_command_line(draft: Draft) -> None:
+    """Read the options of a command line."""
+    framework, launch = draft.framework, draft.launch
+    options = launch.all_options() if framework == "megatron" else launch.options()
+    draft.put_defaults()
     model = next((str(options[each]) for each in ("hf_checkpoint", "model", "load") if each in options), "")
-    draft.model, draft.family = shown(model).rstrip("/").rpartition("/")[2], find_family(shown(model))
+    draft.name_model(model)
     values = {name: _value(name, value) for name, value in options.items() if not name.startswith("no_")}
     values |= {name: True for name in options if name.startswith("no_") and name in known_options()}
     if framework == "swift" and options.get("recompute_granularity") == "none":
@@ -27,23 +23,29 @@ def read_command_line(launch: Launch, framework: str) -> Draft:
     _translate(values)
     if framework == "slime" and values.get("moe_token_dispatcher_type") == "allgather":
         values["moe_token_dispatcher_type"] = "alltoall"
-    pass_on(values, draft, launch)
+    draft.take(values)
     if "moe_shared_expert_intermediate_size" in values:
-        draft.put("has_shared_experts", True, launch.line_of("--moe-shared-expert-intermediate-size"))
+        draft.put_line("has_shared_experts", True, "--moe-shared-expert-intermediate-size")
     if values.get("megatron_to_hf_mode") == "bridge" or framework == "swift":
-        _from_provider(model, values, draft, launch)
-    where, targets = launch.line_of("--lora-rank", "--tuner_type"), options.get("target_modules", "all-linear")
+        _put_provider(model, values, draft)
+    targets = options.get("target_modules", "all-linear")
     if framework == "swift":
         if options.get("tuner_type", options.get("train_type")) == "lora":
-            lora(draft, rank=options.get("lora_rank", 8), targets=targets, where=where)
-    elif "lora_rank" in options:
-        lora(draft, rank=options["lora_rank"], targets=targets, where=where)
+            draft.lora(options.get("lora_rank", 8), targets, "--lora-rank", "--tuner_type")
+    elif framework != "megatron" and "lora_rank" in options:
+        draft.lora(options["lora_rank"], targets, "--lora-rank")
         # miles builds LoRA models with this dispatcher, whatever the recipe says.
-        draft.put("moe_token_dispatcher_type", "alltoall", origin(data))
-    _replay(options, draft, launch)
-    if (backend := options.get("train_backend", "megatron")) != "megatron":
-        draft.warnings.append(f"the recipe trains with {backend}; relibra balances Megatron only")
-    return draft
+        draft.put("moe_token_dispatcher_type", "alltoall", origin(draft.data))
+    if options.get("use_rollout_routing_replay") or options.get("use_routing_replay"):
+        mode = "R3" if options.get("use_rollout_routing_replay") else "R2"
+        where = launch.line_of("--use-rollout-routing-replay", "--use-routing-replay")
+        draft.put("replay", mode, where)
+        draft.warnings.append(
+            f"{where}: the framework replays routing by itself ({mode}), beside Megatron's RouterReplay; "
+            "relibra plans from the same routing, but do not also give that routing to relibra's agent"
+        )
+    backend = options.get("train_backend", "megatron")
+    draft.expect_megatron(backend == "megatron", f"the recipe trains with {backend}")
 
 
 def _value(name: str, value: Any) -> Any:
@@ -67,25 +69,16 @@ def _translate(values: dict[str, Any]) -> None:
         values["cuda_graph_scope"] = scope.split(",")
 
 
-def _from_provider(model: str, values: dict[str, Any], draft: Draft, launch: Launch) -> None:
+def _put_provider(model: str, values: dict[str, Any], draft: Draft) -> None:
     """Set what the model's provider decides where Megatron-Bridge builds the model."""
-    family = family_of(model, draft, launch)
+    family = draft.find_family(model)
     if family is None:
         return
-    overlap = family.settings.get("moe_shared_expert_overlap")
-    if overlap is not None and "moe_shared_expert_overlap" not in values:
-        draft.put("moe_shared_expert_overlap", overlap, family_origin(family))
-    if family.mtp_num_layers and "mtp_num_layers" not in values:
-        draft.put("mtp_num_layers", family.mtp_num_layers, family_origin(family))
+    provided = {
+        "moe_shared_expert_overlap": family.settings.get("moe_shared_expert_overlap"),
+        "mtp_num_layers": family.mtp_num_layers or None,
+    }
+    for name, value in provided.items():
+        if value is not None and name not in values:
+            draft.put(name, value, family_origin(family))
     draft.put("has_shared_experts", family.has_shared_experts, family_origin(family))
-
-
-def _replay(options: dict[str, Any], draft: Draft, launch: Launch) -> None:
-    if options.get("use_rollout_routing_replay") or options.get("use_routing_replay"):
-        mode = "R3" if options.get("use_rollout_routing_replay") else "R2"
-        where = launch.line_of("--use-rollout-routing-replay", "--use-routing-replay")
-        draft.put("replay", mode, where)
-        draft.warnings.append(
-            f"{where}: the framework replays routing by itself ({mode}), beside Megatron's RouterReplay; "
-            "relibra plans from the same routing, but do not also give that routing to relibra's agent"
-        )

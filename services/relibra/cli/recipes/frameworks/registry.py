@@ -1,19 +1,19 @@
 """The frameworks whose recipes can be read, and how to tell them apart."""
 
-import functools
 import re
 from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
-from relibra.cli.recipes.frameworks.areal import read_areal
 from relibra.cli.recipes.frameworks.command_line import read_command_line
-from relibra.cli.recipes.frameworks.nemo_rl import read_nemo_rl
-from relibra.cli.recipes.frameworks.roll import read_roll
-from relibra.cli.recipes.frameworks.skyrl import read_skyrl
-from relibra.cli.recipes.frameworks.verl import read_verl
-from relibra.cli.recipes.launch import Launch
-from relibra.cli.recipes.recipe import Draft
+from relibra.cli.recipes.frameworks.configurations import (
+    read_areal,
+    read_nemo_rl,
+    read_roll,
+    read_skyrl,
+    read_verl,
+)
+from relibra.cli.recipes.frameworks.draft import Draft
 
 
 class Framework(StrEnum):
@@ -33,19 +33,15 @@ class Framework(StrEnum):
 class Reader(NamedTuple):
     """How the recipes of a framework are read."""
 
-    read: Callable[[Launch], Draft]
+    read: Callable[[Draft], None]
     command: re.Pattern[str]
     """Words of the command line that starts the training; the command with the most of them is the one."""
     sign: re.Pattern[str]
     """Text that only files of this framework have."""
 
 
-def _reader(read: Callable[[Launch], Draft], command: str, sign: str) -> Reader:
+def _reader(read: Callable[[Draft], None], command: str, sign: str) -> Reader:
     return Reader(read, re.compile(command), re.compile(sign, re.M))
-
-
-def _megatron_arguments(framework: Framework) -> Callable[[Launch], Draft]:
-    return functools.partial(read_command_line, framework=framework.value)
 
 
 READERS = {
@@ -64,12 +60,10 @@ READERS = {
     Framework.AREAL: _reader(
         read_areal, r"--config$|\+*actor\.", r"^\s+backend: \"?megatron:|^allocation_mode:.*megatron"
     ),
-    Framework.SWIFT: _reader(
-        _megatron_arguments(Framework.SWIFT), r"--|megatron$|swift", r"^[^#\n]*\bmegatron (rlhf|sft|pt)\b"
-    ),
-    Framework.MILES: _reader(_megatron_arguments(Framework.MILES), r"--", r"\bmiles[./_]|MILES_"),
-    Framework.SLIME: _reader(_megatron_arguments(Framework.SLIME), r"--", r"\bslime[./_]|SLIME_"),
-    Framework.MEGATRON: _reader(_megatron_arguments(Framework.MEGATRON), r"--", r"\bpretrain_\w+\.py\b"),
+    Framework.SWIFT: _reader(read_command_line, r"--|megatron$|swift", r"^[^#\n]*\bmegatron (rlhf|sft|pt)\b"),
+    Framework.MILES: _reader(read_command_line, r"--", r"\bmiles[./_]|MILES_"),
+    Framework.SLIME: _reader(read_command_line, r"--", r"\bslime[./_]|SLIME_"),
+    Framework.MEGATRON: _reader(read_command_line, r"--", r"\bpretrain_\w+\.py\b"),
 }
 """In the order in which files are asked for signs."""
 
