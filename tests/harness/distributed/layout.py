@@ -7,7 +7,7 @@ from relibra.planning import Cluster
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """An arrangement of ranks."""
+    """An arrangement of ranks. Tests share the ranks of a layout; one with another name has other ranks."""
 
     name: str
     cluster: Cluster
@@ -36,4 +36,5 @@ EP2_VPP = Layout(name="ep2_vpp", cluster=_EP2, num_stages=2, num_chunks=2)
 TP2_EP2_EDP2 = Layout(name="tp2_ep2_edp2", cluster=_EP2_EDP2, tensor_parallel_size=2)
 TP2_ETP2_EP2 = Layout(name="tp2_etp2_ep2", cluster=_EP2, tensor_parallel_size=2, expert_tensor_parallel_size=2)
 CP2_EP2_EDP2 = Layout(name="cp2_ep2_edp2", cluster=_EP2_EDP2, context_parallel_size=2)
+CP2_TP2_EP2_EDP2 = Layout(name="cp2_tp2_ep2_edp2", cluster=_EP2_EDP2, context_parallel_size=2, tensor_parallel_size=2)
 ONE_RANK = Layout(name="one_rank", cluster=Cluster(num_nodes=1, gpus_per_node=1, redundant_slots=2), num_ranks=1)

@@ -31,7 +31,7 @@ def on_ranks(*layouts: Layout, runs_on_a_device: bool = False) -> Callable[[Call
     """Return a decorator that makes a function of ranks a test, once for each layout.
 
     Args:
-        layouts: how the ranks are arranged.
+        layouts: how the ranks are arranged. Without any, `parametrize` gives the test its `layout`.
         runs_on_a_device: as in `Ranks.run`.
     """
 
@@ -49,6 +49,6 @@ def on_ranks(*layouts: Layout, runs_on_a_device: bool = False) -> Callable[[Call
             [*ours, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in arguments)]
         )
         test.pytestmark = [*getattr(function, "pytestmark", []), pytest.mark.distributed.mark]  # type: ignore[attr-defined]
-        return pytest.mark.parametrize("layout", layouts, ids=str)(test)
+        return pytest.mark.parametrize("layout", layouts, ids=str)(test) if layouts else test
 
     return decorate
