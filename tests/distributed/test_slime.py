@@ -1,6 +1,7 @@
-"""slime's own code backs up, switches and sends weights while experts move: right, or refused by name (S9)."""
+"""slime's own code backs up, switches and sends weights while experts move: right, or refused by name (S9).
 
-import dataclasses
+Every test has ranks of its own, because slime replaces functions of torch.distributed in its process.
+"""
 
 import pytest
 
@@ -23,8 +24,6 @@ if IS_RANK:
 
 pytestmark = pytest.mark.skipif(frameworks.checkout("slime") is None, reason=frameworks.reason("slime"))
 
-# Layouts of their own, because slime replaces functions of torch.distributed for the rest of the process.
-LAYOUTS = [dataclasses.replace(layout, name=f"slime_{layout}") for layout in (EP4, EP2_EDP2)]
 STEPS = 3
 TAGS = ("ref", "teacher", "old_actor", "rollout_actor")
 
@@ -73,7 +72,7 @@ def is_sent(sent, of_experts):
     return equal({name: each.float().flatten() for name, each in sent.items()}, want)
 
 
-@on_ranks(*LAYOUTS)
+@on_ranks(EP4, EP2_EDP2, alone=True)
 def test_S9_slime_switches_and_sends_the_right_weights_over_reorders(cluster):
     """slime runs as it does without relibra, with its backups followed and its update decorated."""
     job, actor, expected = started(cluster)
@@ -109,7 +108,7 @@ def test_S9_slime_switches_and_sends_the_right_weights_over_reorders(cluster):
     assert differences.of["weights"] <= 1e-5
 
 
-@on_ranks(*LAYOUTS)
+@on_ranks(EP4, EP2_EDP2, alone=True)
 def test_S9_slime_without_a_word_of_relibra_is_refused_before_weights_change_or_leave(cluster):
     """Nobody told the attached agent of slime's backups."""
     job, actor, expected = started(cluster)

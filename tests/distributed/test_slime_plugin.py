@@ -1,6 +1,7 @@
-"""Training processes of slime and miles themselves, from `init` to `update_weights`, with and without the plug-in."""
+"""Training processes of slime and miles themselves, from `init` to `update_weights`, with and without the plug-in.
 
-import dataclasses
+Every test has ranks of its own, because the frameworks replace functions of torch.distributed in their process.
+"""
 
 import pytest
 
@@ -13,7 +14,6 @@ from harness.distributed.layout import (
     EP2_VPP,
     EP4,
     TP2_EP2_EDP2,
-    Layout,
 )
 from harness.distributed.on_ranks import IS_RANK, on_ranks
 
@@ -55,11 +55,6 @@ NUM_OF_EXPERTS = 3 * 6 * 3
 SEPARATE = {"colocate": False, "offload_train": False}
 COLOCATED = {"colocate": True, "offload_train": True, "kl_coef": 0.1}
 """With a penalty in the rewards, slime computes old log-probabilities although a rollout has one training step."""
-
-
-def of(framework: str, layout: Layout, use: str = "") -> Layout:
-    """Return a layout of its own, because a framework replaces functions of torch.distributed in its process."""
-    return dataclasses.replace(layout, name=f"{framework}_{layout}{use}")
 
 
 class Trained:
@@ -121,8 +116,8 @@ def forced(cluster, *, num_steps, options, **job):
     return plain, balanced, outcomes, reconnected.call_count
 
 
-@pytest.mark.parametrize(("layout", "framework"), [(of(each, EP2_EDP2), each) for each in FRAMEWORKS], ids=FRAMEWORKS)
-@on_ranks()
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@on_ranks(EP2_EDP2, alone=True)
 def test_S5_log_probs_losses_and_sent_weights_are_those_without_the_plugin(cluster, framework):
     plain, balanced, outcomes, _ = forced(cluster, num_steps=2, options=SEPARATE, framework=framework)
     assert gathered(len(plain.sent[0]))[0] > 0
@@ -137,7 +132,7 @@ def test_S5_log_probs_losses_and_sent_weights_are_those_without_the_plugin(clust
     assert gathered(compared.by_place)[0]
 
 
-@on_ranks(of("slime", EP4, "_colocated"))
+@on_ranks(EP4, alone=True)
 def test_S5_a_job_that_sleeps_and_sends_its_backups_is_that_of_slime_alone(cluster):
     with logged() as messages:
         plain, balanced, outcomes, num_reconnected = forced(cluster, num_steps=1, options=COLOCATED, sharded=False)
@@ -169,21 +164,19 @@ if IS_RANK:
                 planner.stop()
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize(
-    ("layout", "framework", "options"),
+    ("layout", "options"),
     [
-        pytest.param(of(framework, layout, use), framework, options, id=f"{framework}-{layout}{use}")
-        for framework in FRAMEWORKS
-        for layout, use, options in (
-            (TP2_EP2_EDP2, "", {}),
-            (CP2_EP2_EDP2, "", {}),
-            (CP2_TP2_EP2_EDP2, "_allgather", {"allgather_cp": True}),
-            (EP2_PP2, "", {}),
-            (EP2_VPP, "", {}),
-        )
+        (TP2_EP2_EDP2, {}),
+        (CP2_EP2_EDP2, {}),
+        (CP2_TP2_EP2_EDP2, {"allgather_cp": True}),
+        (EP2_PP2, {}),
+        (EP2_VPP, {}),
     ],
+    ids=str,
 )
-@on_ranks()
+@on_ranks(alone=True)
 def test_S5_a_planner_plans_every_pass_of_a_parallel_layout_from_the_routing_that_is_replayed(
     cluster, framework, options
 ):
@@ -202,7 +195,7 @@ def test_S5_a_planner_plans_every_pass_of_a_parallel_layout_from_the_routing_tha
     assert not any("routing differs from what was planned" in each for each in messages())
 
 
-@on_ranks(of("slime", EP4, "_packed"))
+@on_ranks(EP4, alone=True)
 def test_S5_losses_and_sent_weights_are_those_of_slime_where_relibra_deals_the_samples(cluster):
     """The rollout manager asks a real planner which micro-batch and which of four ranks on two nodes each sample gets.
 
@@ -254,7 +247,7 @@ def test_S5_losses_and_sent_weights_are_those_of_slime_where_relibra_deals_the_s
     ("options", "missing"),
     [({}, "RELIBRA_PLANNER"), ({"use_rollout_routing_replay": False}, "--use-rollout-routing-replay")],
 )
-@on_ranks(of("slime", EP2_EDP2))
+@on_ranks(EP2_EDP2, alone=True)
 def test_S9_a_job_that_cannot_be_balanced_is_refused_before_its_model_is_built(cluster, options, missing):
     os.environ.pop("RELIBRA_PLANNER", None)
     init = "relibra.integrations.slime.init"

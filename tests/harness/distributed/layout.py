@@ -7,7 +7,7 @@ from relibra.planning import Cluster
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """An arrangement of ranks. Tests share the ranks of a layout; one with another name has other ranks."""
+    """An arrangement of ranks."""
 
     name: str
     cluster: Cluster
@@ -26,6 +26,7 @@ class Layout:
 _EP4 = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=2)
 _EP2_EDP2 = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=3, num_ep_groups=2)
 _EP2 = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2)
+NODE = Layout(name="node", cluster=Cluster(num_nodes=1, gpus_per_node=4, redundant_slots=2))
 EP4 = Layout(name="ep4", cluster=_EP4)
 """One EP group of 2 nodes x 2 ranks."""
 EP2_EDP2 = Layout(name="ep2_edp2", cluster=_EP2_EDP2)
@@ -34,6 +35,7 @@ EP2 = Layout(name="ep2", cluster=_EP2, num_ranks=2)
 EP2_PP2 = Layout(name="ep2_pp2", cluster=_EP2, num_stages=2)
 EP2_VPP = Layout(name="ep2_vpp", cluster=_EP2, num_stages=2, num_chunks=2)
 TP2_EP2_EDP2 = Layout(name="tp2_ep2_edp2", cluster=_EP2_EDP2, tensor_parallel_size=2)
+ETP2_EP2 = Layout(name="etp2_ep2", cluster=_EP2, expert_tensor_parallel_size=2)
 TP2_ETP2_EP2 = Layout(name="tp2_etp2_ep2", cluster=_EP2, tensor_parallel_size=2, expert_tensor_parallel_size=2)
 CP2_EP2_EDP2 = Layout(name="cp2_ep2_edp2", cluster=_EP2_EDP2, context_parallel_size=2)
 CP2_TP2_EP2_EDP2 = Layout(name="cp2_tp2_ep2_edp2", cluster=_EP2_EDP2, context_parallel_size=2, tensor_parallel_size=2)

@@ -103,6 +103,7 @@ class Ranks:
         layout: Layout,
         function: Callable[..., Any],
         *,
+        alone: bool = False,
         may_die: bool = False,
         runs_on_a_device: bool = False,
         **arguments: Any,
@@ -112,7 +113,8 @@ class Ranks:
         Args:
             layout: the arrangement of the ranks.
             function: what every rank calls, as `function(cluster, **arguments)`.
-            may_die: whether ranks may end instead; their value is None. All ranks are new, and none is used again.
+            alone: whether all ranks are new and none is used again, because the function changes its process.
+            may_die: whether ranks may end instead; their value is None. They are alone.
             runs_on_a_device: whether `--device cuda` runs this too. Most use stand-ins for Transformer Engine, for
                 memory of the host or for DeepEP, start services, or kill ranks; their tests are skipped there.
             arguments: values that can be pickled.
@@ -121,18 +123,19 @@ class Ranks:
         if reason is not None:
             pytest.skip(reason)
         file, module = inspect.getfile(function), function.__module__
-        return self.call(layout, Call(file, module, function.__name__, arguments), may_die=may_die)
+        call = Call(file, module, function.__name__, arguments, is_last=alone or may_die)
+        return self.call(layout, call, may_die=may_die)
 
     def call(self, layout: Layout, call: Call, *, may_die: bool = False) -> list[Any]:
         """Call a function by its name, as `run` does."""
-        group = None if may_die else self._groups.pop(layout, None)
+        group = None if call.is_last else self._groups.pop(layout, None)
         if group is None:
             group = self._started(Start(layout, "", call.file, call.module))
         group.send(signal.SIGCONT)
         for connection in group.connections:
-            connection.send(call._replace(is_last=may_die))
+            connection.send(call)
         answers = self._answers(group)
-        if may_die or not all(answers) or any(answer and answer.raised for answer in answers):
+        if call.is_last or not all(answers) or any(answer and answer.raised for answer in answers):
             group.stop()
         else:
             group.send(signal.SIGSTOP)
