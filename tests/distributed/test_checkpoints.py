@@ -54,7 +54,11 @@ def arrange(cluster, num_chunks):
     [
         pytest.param(TO_TWO_GROUPS, id="ep4_to_ep2", marks=pytest.mark.long),
         pytest.param(TO_TWO_GROUPS | SHARDED_BF16 | {"mtp_num_layers": 2}, id="ep4_to_ep2_sharded_bf16"),
-        pytest.param({"saved_with": TWO_GROUPS, "loaded_with": FOUR_RANKS, "sharded": True}, id="ep2_to_ep4_sharded"),
+        pytest.param(
+            {"saved_with": TWO_GROUPS, "loaded_with": FOUR_RANKS, "sharded": True},
+            id="ep2_to_ep4_sharded",
+            marks=pytest.mark.long,
+        ),
         pytest.param(TO_TWO_GROUPS | {"grouped": True}, id="grouped"),
         pytest.param(IN_STAGES | {"mtp_num_layers": 2}, id="pipeline", marks=pytest.mark.long),
         pytest.param(IN_STAGES | {"num_chunks": 2, "sharded": True}, id="pipeline_of_chunks_sharded"),

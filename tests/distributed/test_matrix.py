@@ -91,7 +91,9 @@ def test_every_way_is_taken_on_one_layout():
     assert set(PAIRS.values()) == set(itertools.product(("plain", "sharded"), ("fp32", "bf16")))
 
 
-@pytest.mark.parametrize(("recomputation", "sharded"), [("none", False), ("full", True)])
+@pytest.mark.parametrize(
+    ("recomputation", "sharded"), [pytest.param("none", False, marks=pytest.mark.long), ("full", True)]
+)
 @pytest.mark.parametrize("experts", ["grouped", "fused", "grouped_fused"])
 @on_ranks(EP2_EDP2, runs_on_a_device=True)
 def test_S5_any_kind_of_experts_trains_as_plain_megatron(cluster, experts, recomputation, sharded):

@@ -112,7 +112,7 @@ def test_S7_forwards_without_a_backward_leave_nothing_behind(cluster):
     agent.detach()
 
 
-@pytest.mark.parametrize("recomputation", ["none", "selective", "full"])
+@pytest.mark.parametrize("recomputation", ["none", pytest.param("selective", marks=pytest.mark.long), "full"])
 @on_ranks(EP4)
 def test_weights_are_on_their_way_before_they_are_wanted(cluster, recomputation):
     """This holds for one micro-batch after the other."""
