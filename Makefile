@@ -9,6 +9,8 @@ FRAMEWORKS_PYTHON ?= $(PYTHON)
 # Ray starts no worker from a path with a space, so a checkout in such a path needs this environment elsewhere.
 FRAMEWORKS_VENV ?= .venv-frameworks
 FRAMEWORKS_READY := $(FRAMEWORKS_VENV)/ready
+# Tests start hundreds of processes, and each would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all test-containers test-megatron test-frameworks test-robustness test-long docs audit lint proto proto-check gpu-bundle gpu-check bench bench-peers evaluation clean
 

@@ -1,4 +1,5 @@
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -6,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from harness import compiled_solver, cuda_devices, left_out
-from harness.distributed.ways_to_join import WAYS_ON_CUDA
+from harness.distributed.ways_to_join import WAYS_ON_CUDA, Way
 
 REPOSITORY = Path(__file__).parents[1]
 _WHOLE_FOLDERS = ("tests/distributed/", "tests/agent/")
@@ -44,6 +45,17 @@ def traces_dir() -> Path:
     if not folder.is_dir():
         pytest.skip("no real routing traces: set RELIBRA_TRACES to their folder")
     return folder
+
+
+@pytest.fixture(scope="session")
+def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Ranks that join over gloo on the CPU, or with `--device cuda` as `--way` says."""
+    from harness.distributed.ranks import Ranks
+
+    options = request.config.option
+    started = Ranks(Way.CPU if options.device == "cpu" else Way(options.way or WAYS_ON_CUDA[0]))
+    yield started
+    started.stop()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,9 +1,9 @@
-from types import SimpleNamespace
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.agent.shapes import shapes
+from harness.distributed.plans import random_homes
 from relibra.agent.placement import Placement
 from relibra.planning import Cluster, Model
 
@@ -24,14 +24,12 @@ def test_identity_is_plain_expert_parallelism() -> None:
 
 
 @given(st.data(), SEEDS)
-def test_rehoming_keeps_stayers_and_fills_every_slot_once(
-    some: SimpleNamespace, data: st.DataObject, seed: int
-) -> None:
-    model, cluster = data.draw(some.shapes)
+def test_rehoming_keeps_stayers_and_fills_every_slot_once(data: st.DataObject, seed: int) -> None:
+    model, cluster = data.draw(shapes())
     rng = np.random.default_rng(seed)
     placement = Placement.identity(model, cluster)
     for _ in range(3):
-        before, home_LE = placement, some.homes(rng, model, cluster)
+        before, home_LE = placement, random_homes(rng, model, cluster)
         placement = before.rehomed(home_LE)
         assert np.array_equal(placement.home_rank_LE, home_LE)
         stays_LE = home_LE == before.home_rank_LE
@@ -45,11 +43,11 @@ def test_rehoming_keeps_stayers_and_fills_every_slot_once(
 
 
 @given(st.data(), SEEDS)
-def test_who_stays_does_not_move(some: SimpleNamespace, data: st.DataObject, seed: int) -> None:
-    model, cluster = data.draw(some.shapes)
+def test_who_stays_does_not_move(data: st.DataObject, seed: int) -> None:
+    model, cluster = data.draw(shapes())
     rng = np.random.default_rng(seed)
     start = Placement.identity(model, cluster)
-    home_LE = some.homes(rng, model, cluster)
+    home_LE = random_homes(rng, model, cluster)
     moves = start.moves_to(start.rehomed(home_LE))
     assert len(moves) == (home_LE != start.home_rank_LE).sum()
     assert all(move.source_rank != move.destination_rank for move in moves)

@@ -54,7 +54,11 @@ def arrange(cluster, num_chunks):
     [
         pytest.param(TO_TWO_GROUPS, id="ep4_to_ep2", marks=pytest.mark.long),
         pytest.param(TO_TWO_GROUPS | SHARDED_BF16 | {"mtp_num_layers": 2}, id="ep4_to_ep2_sharded_bf16"),
-        pytest.param({"saved_with": TWO_GROUPS, "loaded_with": FOUR_RANKS, "sharded": True}, id="ep2_to_ep4_sharded"),
+        pytest.param(
+            {"saved_with": TWO_GROUPS, "loaded_with": FOUR_RANKS, "sharded": True},
+            id="ep2_to_ep4_sharded",
+            marks=pytest.mark.long,
+        ),
         pytest.param(TO_TWO_GROUPS | {"grouped": True}, id="grouped"),
         pytest.param(IN_STAGES | {"mtp_num_layers": 2}, id="pipeline", marks=pytest.mark.long),
         pytest.param(IN_STAGES | {"num_chunks": 2, "sharded": True}, id="pipeline_of_chunks_sharded"),
@@ -64,13 +68,8 @@ def arrange(cluster, num_chunks):
         ),
     ],
 )
-@pytest.mark.distributed
-def test_S5_a_checkpoint_round_trip_is_bitwise(ranks, case):
-    # Ranks of their own: process groups of past arrangements keep threads, which cost more time than a new start.
-    ranks.run(EP4, round_trip, may_die=True, **case)
-
-
-def round_trip(_, **case):
+@on_ranks(EP4, alone=True)
+def test_S5_a_checkpoint_round_trip_is_bitwise(cluster, case):
     assert round_trips(**case) == ([], [])
 
 
@@ -113,12 +112,8 @@ def round_trips(*, saved_with, loaded_with, num_chunks=None, num_experts=12, kin
         return same(plain.state(), want) if loads_plainly else [], same(elsewhere.state(), want)
 
 
-@pytest.mark.distributed
-def test_S5_the_round_trip_sees_experts_saved_by_place(ranks):
-    ranks.run(EP4, round_trip_by_place, may_die=True)
-
-
-def round_trip_by_place(_):
+@on_ranks(EP4, alone=True)
+def test_S5_the_round_trip_sees_experts_saved_by_place(cluster):
     with mock.patch.object(hooks, "logical_sharded_state_dict", lambda module, *_: module.sharded_state_dict):
         plain, _ = round_trips(saved_with=FOUR_RANKS, loaded_with=FOUR_RANKS, num_experts=4)
     assert len(plain) > 20

@@ -1,15 +1,64 @@
 """The host prepares the work of a GPU ahead of time, so it must not wait for the GPU within a micro-batch."""
 
-import pytest
+from harness.distributed.layout import EP2_EDP2
+from harness.distributed.on_ranks import IS_RANK, on_ranks
 
-pytestmark = pytest.mark.distributed
+if IS_RANK:
+    import sys
+    from collections import Counter
+    from unittest import mock
+
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    from harness.distributed.comparison import EXPERTS, balanced_job, num_micro_batches
+    from harness.distributed.gpt_batches import routing
+    from relibra.agent import Agent, Phase
+
+    class HostWaits(TorchFunctionMode):
+        """Counts the calls of the agent's code for which the host would wait, if the tensors were on a GPU.
+
+        These read from tensors or move them between devices. Megatron's own code waits, too, and is not counted. The
+        operators of `relibra.kernels` read values on the CPU only.
+        """
+
+        def __init__(self):
+            super().__init__()
+            self.waits, self.moves, self.calls = Counter(), Counter(), Counter()
+
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            caller, name, options = sys._getframe(1), getattr(function, "__name__", ""), kwargs or {}
+            module = caller.f_globals["__name__"]
+            if module.startswith("relibra.agent."):
+                line = f"{module}:{caller.f_lineno}"
+                moves = name == "to" and ("device" in options or any(isinstance(each, torch.device) for each in args))
+                self.calls[module] += 1
+                self.moves[line] += moves
+                self.waits[line] += name in READS or (moves and not options.get("non_blocking"))
+            return function(*args, **options)
 
 
-def test_the_host_waits_for_no_device_in_forward_and_backward(layout_run):
-    """Replay moves the routing of a micro-batch once, for all layers, and the host knows what rows it has."""
-    for result in layout_run("gpt_experts").of("host_waits"):
-        assert result["num_replicas"] > 0
-        assert result["waits"] == {}
-        assert result["moves"] == result["micro_batches"]
-        for module in ("visit", "replay", "given_routing", "gradient_return"):
-            assert result["calls"][f"relibra.agent.cells.{module}"] > 0, "the count sees what this module calls"
+READS = {"item", "tolist", "numpy", "cpu", "equal", "nonzero", "__bool__", "__int__", "__float__", "__index__"}
+
+
+@on_ranks(EP2_EDP2)
+def test_the_host_waits_for_no_device_in_forward_and_backward(cluster):
+    """Replay moves the routing of a micro-batch once, for all layers, and the host knows what rows it has.
+
+    The step has replicas, replay and rows that are left to the router. Grouped experts read no sizes.
+    """
+    job, _ = balanced_job(cluster, **EXPERTS["grouped"])
+    agent, num = job.agent, num_micro_batches()
+    assert agent.begin_step(0, Phase.UPDATE).num_replicas > 0
+    for index in range(num):
+        routed_LTK = routing(job.model, 0, index)
+        routed_LTK[0, -1] = -1
+        agent.set_routing(index, routed_LTK)
+    with mock.patch.object(Agent, "set_routing"), HostWaits() as host:
+        job.run(0, num)
+    agent.end_step()
+    agent.detach()
+    assert +host.waits == {}
+    assert host.moves.total() == num
+    for module in ("visit", "replay", "given_routing", "gradient_return"):
+        assert host.calls[f"relibra.agent.cells.{module}"] > 0, "the count sees what this module calls"

@@ -4,63 +4,91 @@ import re
 
 import pytest
 
-from harness.distributed.activity import TOLERANCE, assert_active
+from harness.distributed.layout import EP2_EDP2, EP2_VPP, EP4
+from harness.distributed.on_ranks import IS_RANK, on_ranks
 
-pytestmark = pytest.mark.distributed
+if IS_RANK:
+    from unittest import mock
 
+    from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 
-@pytest.mark.parametrize(
-    ("layout", "scenario"),
-    [
-        ("layers_ep2_vpp", "prediction"),
-        ("layers_ep4", "prediction_with_vision"),
-        ("layers_ep2_edp2", "shared_experts_overlapped"),
-        ("layers_ep2_edp2", "latent"),
-        ("layers_ep2_edp2", "dense_adapters"),
-        ("layers_ep2_edp2", "expert_adapters"),
-    ],
-)
-def test_S5_the_layers_train_as_plain_megatron(layout_run, layout, scenario):
-    run = layout_run(layout)
-    assert_active(run.of(scenario))
-    worst = run.worst(scenario)
-    assert worst.keys() == {"loss", "grad", "grad_norm", "moments", "weights", "expert_bias"}
-    assert max(worst.values()) <= TOLERANCE, worst
+    from harness.distributed.comparison import assert_active, assert_equal, compare, noticed
+    from harness.distributed.gpt_model import RECOMPUTE
+    from relibra.agent import Agent
+    from relibra.agent.experts import SequentialExperts
 
-
-def test_S5_the_comparison_sees_shared_experts_that_a_dispatcher_leaves_out(layout_run):
-    assert layout_run("layers_ep2_edp2").worst("without_shared_experts")["grad"] > 0.1
+PREDICTION = {"mtp_num_layers": 2}
+WITH_VISION = PREDICTION | {"with_vision": True}
+OVERLAP = {
+    "moe_shared_expert_overlap": True,
+    "moe_router_num_groups": 3,
+    "moe_router_group_topk": 2,
+    "native": True,
+}
+EXPERT_ADAPTERS = {"adapted": ("linear_qkv", "linear_fc1", "linear_fc2")}
+DENSE_ADAPTERS = {"adapted": ("linear_qkv", "linear_proj", "mlp.router")}
+RECOMPUTED_LAYERS = {"recompute_granularity": "selective", "recompute_modules": ["moe", "core_attn"]}
 
 
 @pytest.mark.parametrize(
-    ("layout", "mutation", "name"),
+    ("layout", "layers", "sharded", "recomputation"),
     [
-        ("layers_ep4", "prediction_named_by_place", r"mtp\.layers\.0\.\w+\.mlp\.experts\.local_experts\."),
-        ("layers_ep2_edp2", "adapters_left_behind", r"\.linear_fc1\.adapter\.linear_in\.weight"),
+        pytest.param(EP2_VPP, PREDICTION, True, "full", id="prediction"),
+        pytest.param(EP4, WITH_VISION, False, "none", id="prediction_with_vision"),
+        pytest.param(EP2_EDP2, OVERLAP, True, "layers", id="shared_experts_overlapped"),
+        pytest.param(EP2_EDP2, {"moe_latent_size": 16}, False, "layers", id="latent"),
+        pytest.param(EP2_EDP2, DENSE_ADAPTERS, True, "selective", id="dense_adapters"),
+        pytest.param(EP2_EDP2, EXPERT_ADAPTERS, True, "selective", id="expert_adapters"),
     ],
 )
-def test_S5_the_comparison_sees_what_has_the_name_of_another_expert(layout_run, layout, mutation, name):
-    for result in layout_run(layout).of(mutation):
-        assert re.search(name, result["noticed"])
+@on_ranks()
+def test_S5_the_layers_train_as_plain_megatron(cluster, layers, sharded, recomputation):
+    recompute = RECOMPUTED_LAYERS if recomputation == "layers" else RECOMPUTE[recomputation]
+    got = compare(cluster, sharded=sharded, bf16=False, experts=layers, **recompute)
+    assert_active(got)
+    assert_equal(got)
 
 
-def test_S5_layers_with_graphs_of_attention_and_dense_mlps_train_as_plain_megatron(layout_run):
-    run = layout_run("graphs_ep4")
-    assert_active(run.of("graphed"))
-    assert all(result["hooks_in_graphs"] == [] for result in run.of("graphed"))
-    worst = run.worst("graphed")
-    assert max(worst.values()) <= TOLERANCE, worst
+def plainly_trained(cluster, layers):
+    return compare(cluster, sharded=False, bf16=False, experts=layers)
 
 
-def test_S5_graphs_that_are_refused_would_capture_hooks_of_the_agent(layout_run):
-    for result in layout_run("graphs_ep4").of("hooks_in_captures"):
-        assert result["found"] == {
-            "attn": [],
-            "attn,moe_router": ["routing"],
-            "attn,moe_router,moe_preprocess": ["remap", "routing"],
-            "the whole layer": ["compute", "remap", "routing"],
-        }
+@on_ranks(EP2_EDP2)
+def test_S5_the_comparison_sees_shared_experts_that_a_dispatcher_leaves_out(cluster):
+    """The dispatcher over physical slots gets no shared experts."""
+    plain = MoEAlltoAllTokenDispatcher.set_shared_experts
+
+    def set_shared_experts(self, shared_experts):
+        if self.config.num_moe_experts == shared_experts.config.num_moe_experts:
+            plain(self, shared_experts)
+
+    with mock.patch.object(MoEAlltoAllTokenDispatcher, "set_shared_experts", set_shared_experts):
+        assert plainly_trained(cluster, OVERLAP).worst["grad"] > 0.1
 
 
-def test_layers_have_no_entrance_hooks_which_would_forbid_their_capture(layout_run):
-    assert [result["num_entrances"] for result in layout_run("graphs_ep4").of("hooks_in_captures")] == [0] * 4
+@on_ranks(EP2_EDP2)
+def test_S5_the_comparison_sees_experts_that_move_without_their_adapters(cluster):
+    plain = SequentialExperts.__init__
+
+    def initialise(self, module):
+        plain(self, module)
+        kept = [i for i, name in enumerate(self._names) if ".adapter." not in name]
+        self._names = [self._names[i] for i in kept]
+        self.parameters = [[of_slot[i] for i in kept] for of_slot in self.parameters]
+
+    with mock.patch.object(SequentialExperts, "__init__", initialise):
+        missed = noticed(lambda: plainly_trained(cluster, EXPERT_ADAPTERS))
+    assert re.search(r"\.linear_fc1\.adapter\.linear_in\.weight", missed)
+
+
+@on_ranks(EP4)
+def test_S5_the_comparison_sees_predictors_whose_experts_are_named_by_place(cluster):
+    plain = Agent._logical
+
+    def logical(self):
+        unplanned = set(map(id, self._unplanned))
+        return (each for each in plain(self) if id(each[0]) not in unplanned)
+
+    with mock.patch.object(Agent, "_logical", logical):
+        missed = noticed(lambda: plainly_trained(cluster, WITH_VISION))
+    assert re.search(r"mtp\.layers\.0\.\w+\.mlp\.experts\.local_experts\.", missed)

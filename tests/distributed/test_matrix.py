@@ -44,7 +44,7 @@ if IS_RANK:
         return compare(cluster, sharded=optimizer == "sharded", bf16=dtype == "bf16", **RECOMPUTE[recomputation])
 
 
-def trains_as_plain_megatron(cluster, *, recomputation, optimizer, dtype, share_of_norm=0.25):
+def trains_as_plain_megatron(cluster, recomputation, optimizer, dtype, *, share_of_norm=0.25):
     """In bf16, one of two plain runs computes the samples of a micro-batch together, the other one by one."""
     got = trained(cluster, recomputation, optimizer, dtype)
     assert_active(got)
@@ -56,10 +56,9 @@ def trains_as_plain_megatron(cluster, *, recomputation, optimizer, dtype, share_
 
 @pytest.mark.parametrize("recomputation", RECOMPUTATION)
 @pytest.mark.parametrize(("layout", "optimizer", "dtype"), [(layout, *pair) for layout, pair in PAIRS.items()], ids=str)
-@pytest.mark.distributed
-def test_S5_every_way_of_training_is_that_of_plain_megatron(ranks, layout, optimizer, dtype, recomputation):
-    way = {"recomputation": recomputation, "optimizer": optimizer, "dtype": dtype}
-    ranks.run(layout, trains_as_plain_megatron, **way, runs_on_a_device=True)
+@on_ranks(runs_on_a_device=True)
+def test_S5_every_way_of_training_is_that_of_plain_megatron(cluster, optimizer, dtype, recomputation):
+    trains_as_plain_megatron(cluster, recomputation, optimizer, dtype)
 
 
 @pytest.mark.long
@@ -69,15 +68,16 @@ def test_S5_every_way_of_training_is_that_of_plain_megatron(ranks, layout, optim
     [(layout, *other) for layout, pair in PAIRS.items() for other in PAIRS.values() if other != pair],
     ids=str,
 )
-@pytest.mark.distributed
-def test_S5_every_other_way_of_training_is_that_of_plain_megatron(ranks, layout, optimizer, dtype, recomputation):
+@on_ranks(runs_on_a_device=True)
+def test_S5_every_other_way_of_training_is_that_of_plain_megatron(cluster, optimizer, dtype, recomputation):
     # A known gap: on ep4 the norm of bf16 gradients differs by up to 0.29 of plain rounding.
-    share_of_norm = 0.5 if (str(layout), dtype) == ("ep4", "bf16") else 0.25
-    way = {"recomputation": recomputation, "optimizer": optimizer, "dtype": dtype, "share_of_norm": share_of_norm}
-    ranks.run(layout, trains_as_plain_megatron, **way, runs_on_a_device=True)
+    share_of_norm = 0.5 if (cluster, dtype) == (EP4.cluster, "bf16") else 0.25
+    trains_as_plain_megatron(cluster, recomputation, optimizer, dtype, share_of_norm=share_of_norm)
 
 
-def changes_no_bit(cluster, *, optimizer, dtype):
+@pytest.mark.parametrize(("layout", "optimizer", "dtype"), [(layout, *pair) for layout, pair in PAIRS.items()], ids=str)
+@on_ranks()
+def test_S5_recomputation_changes_no_bit_and_its_weights_serve_the_backward(cluster, optimizer, dtype):
     once, *again = (trained(cluster, recomputation, optimizer, dtype) for recomputation in RECOMPUTATION)
     for other in again:
         assert other.worst == once.worst
@@ -87,17 +87,13 @@ def changes_no_bit(cluster, *, optimizer, dtype):
         assert sum(sent[0]) == sum(sent[1])
 
 
-@pytest.mark.parametrize(("layout", "optimizer", "dtype"), [(layout, *pair) for layout, pair in PAIRS.items()], ids=str)
-@pytest.mark.distributed
-def test_S5_recomputation_changes_no_bit_and_its_weights_serve_the_backward(ranks, layout, optimizer, dtype):
-    ranks.run(layout, changes_no_bit, optimizer=optimizer, dtype=dtype)
-
-
 def test_every_way_is_taken_on_one_layout():
     assert set(PAIRS.values()) == set(itertools.product(("plain", "sharded"), ("fp32", "bf16")))
 
 
-@pytest.mark.parametrize(("recomputation", "sharded"), [("none", False), ("full", True)])
+@pytest.mark.parametrize(
+    ("recomputation", "sharded"), [pytest.param("none", False, marks=pytest.mark.long), ("full", True)]
+)
 @pytest.mark.parametrize("experts", ["grouped", "fused", "grouped_fused"])
 @on_ranks(EP2_EDP2, runs_on_a_device=True)
 def test_S5_any_kind_of_experts_trains_as_plain_megatron(cluster, experts, recomputation, sharded):

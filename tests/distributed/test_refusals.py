@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from harness.distributed.layout import EP4
+from harness.distributed.layout import EP4, ETP2_EP2
 from harness.distributed.on_ranks import IS_RANK, on_ranks
 from relibra.planning import Cluster
 
@@ -19,7 +19,7 @@ if IS_RANK:
 
     import torch
     import torch.distributed as dist
-    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core import tensor_parallel
     from megatron.core.distributed import FullyShardedDataParallel, TorchFullyShardedDataParallel
     from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
     from megatron.core.transformer.moe import experts
@@ -184,17 +184,10 @@ def test_S5_routing_that_routers_would_ignore_is_refused_with_the_alternative(cl
     assert_refused(text, "ignores routing given", "_fusion=False" if is_fused else "another load balancing type")
 
 
-@on_ranks(EP4)
+@on_ranks(ETP2_EP2)
 def test_S5_expert_tensor_parallelism_with_allgather_is_refused_with_the_alternative(cluster):
-    parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(expert_tensor_parallel_size=2, expert_model_parallel_size=2)
-    trained = Trained(TWO_RANKS, expert_tensor_parallel_size=2, moe_token_dispatcher_type="allgather")
-    text = refused(TWO_RANKS, trained)
-    parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(
-        expert_model_parallel_size=cluster.num_ranks, expert_tensor_parallel_size=1
-    )
-    assert_refused(text, "expert tensor parallelism", "moe_token_dispatcher_type='alltoall'")
+    trained = Trained(cluster, expert_tensor_parallel_size=2, moe_token_dispatcher_type="allgather")
+    assert_refused(refused(cluster, trained), "expert tensor parallelism", "moe_token_dispatcher_type='alltoall'")
 
 
 def unbuilt(kind):

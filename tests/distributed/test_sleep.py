@@ -16,7 +16,7 @@ if IS_RANK:
     from relibra.agent.groups import Groups
 
 
-@on_ranks(EP4, EP2_EDP2)
+@on_ranks(EP4, EP2_EDP2, alone=True)
 def test_S5_S9_a_step_during_sleep_is_refused_and_reorders_and_restores_go_on_afterwards(cluster):
     """Release the memory of weights, and destroy and create all process groups."""
     balanced, agent, backups = ready(cluster, replicate=True, host_copy=cluster.num_ep_groups == 1)
@@ -42,7 +42,7 @@ def test_S5_S9_a_step_during_sleep_is_refused_and_reorders_and_restores_go_on_af
     agent.detach()
 
 
-@on_ranks(EP2_EDP2)
+@on_ranks(EP2_EDP2, alone=True)
 def test_S5_the_test_sees_transports_on_destroyed_groups(cluster):
     with mock.patch.object(Groups, "on_rebuilt"):
         _, agent, _ = ready(cluster, replicate=True)
@@ -58,16 +58,12 @@ def make_groups_again(cluster, meanwhile):
     parallel_state.destroy_model_parallel()
     dist.destroy_process_group()
     value = meanwhile()
-    make_groups_again.count += 1
-    again = dist.PrefixStore(f"again {make_groups_again.count}", store)
+    again = dist.PrefixStore("again", store)
     dist.init_process_group("gloo", store=again, rank=rank, world_size=size)
     parallel_state.initialize_model_parallel(
         expert_model_parallel_size=cluster.num_ranks, expert_tensor_parallel_size=1, distributed_timeout_minutes=1
     )
     return value
-
-
-make_groups_again.count = 0
 
 
 @on_ranks(EP4, EP2_EDP2)

@@ -1,93 +1,254 @@
-"""Training processes of slime and miles themselves, from `init` to `update_weights`, with and without the plug-in."""
+"""Training processes of slime and miles themselves, from `init` to `update_weights`, with and without the plug-in.
 
-from typing import Any
+Every test has ranks of its own, because the frameworks replace functions of torch.distributed in their process.
+"""
 
 import pytest
 
 from harness import frameworks
-from harness.differences import largest
+from harness.distributed.layout import (
+    CP2_EP2_EDP2,
+    CP2_TP2_EP2_EDP2,
+    EP2_EDP2,
+    EP2_PP2,
+    EP2_VPP,
+    EP4,
+    TP2_EP2_EDP2,
+)
+from harness.distributed.on_ranks import IS_RANK, on_ranks
 
+if IS_RANK:
+    import os
+    import tempfile
+    from contextlib import contextmanager
+    from pathlib import Path
+    from unittest import mock
+
+    import torch.distributed as dist
+
+    from harness import exports
+    from harness.distributed import slime_actor
+    from harness.distributed.miles_actor import MilesActor
+    from harness.distributed.observed import Differences, gathered, logged, refusal
+    from harness.distributed.plans import random_plan
+    from harness.distributed.slime_actor import SlimeActor
+    from harness.distributed.slime_job import SAMPLES, samples_of, shared_folder
+    from harness.plugin_contract import check_applied, check_moved, check_planned, noted_outcomes
+    from harness.scripted_passes import scripted_passes
+    from harness.services import Service
+    from harness.slime.manager import Manager
+    from relibra.agent.groups import Groups
+    from relibra.planning import Cluster
+    from relibra.store import EmbeddedRedis
+
+    ACTORS = {"slime": SlimeActor, "miles": MilesActor}
+
+FRAMEWORKS = ("slime", "miles")
 pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.skipif(frameworks.checkout("slime") is None, reason=frameworks.reason("slime")),
-    pytest.mark.skipif(frameworks.checkout("miles") is None, reason=frameworks.reason("miles")),
+    pytest.mark.skipif(frameworks.checkout(each) is None, reason=frameworks.reason(each)) for each in FRAMEWORKS
 ]
-
 ROLLOUTS = 2
 ROUNDING = 1e-4
 """Replicas and reorders change the order of additions and nothing else."""
 NUM_OF_EXPERTS = 3 * 6 * 3
 """The matrices of all experts of two ranks: MoE layers, experts of each, and matrices of an expert."""
+SEPARATE = {"colocate": False, "offload_train": False}
+COLOCATED = {"colocate": True, "offload_train": True, "kl_coef": 0.1}
+"""With a penalty in the rewards, slime computes old log-probabilities although a rollout has one training step."""
 
 
-def check_equal(results: list[dict[str, Any]], *, num_stages: int = 1) -> None:
-    differences = [each["difference"] for each in results]
-    # Only the last pipeline stage has an output.
-    assert sum("log_probs" in each for each in differences) == len(results) // num_stages
-    assert {"losses", "norms", "sent"} <= {kind for each in differences for kind in each}
-    assert largest(value for each in differences for value in each.values()) < ROUNDING, differences
+class Trained:
+    """What a job computed: losses and log-probabilities, and the weights that it sent after each rollout."""
+
+    def __init__(self, cluster, *, num_steps, framework="slime", sharded=True, **options):
+        self._num_steps = num_steps
+        self.actor = ACTORS[framework](cluster, shared_folder(), sharded=sharded, **options)
+        self.log_probs, self.sent = [], []
+
+    def train(self, rollouts=ROLLOUTS):
+        for rollout in range(rollouts):
+            self.log_probs.append(self.actor.train(rollout, self._num_steps))
+            self.sent.append(self.actor.sent())
+        return self
 
 
-@pytest.mark.parametrize("framework", ["slime", "miles"])
-def test_S5_log_probs_losses_and_sent_weights_are_those_without_the_plugin(layout_run: Any, framework: str) -> None:
-    results = layout_run(f"{framework}_plugin_forced").of("forced")
-    assert results[0]["num_sent"] > 0
-    for result in results:
-        # Two rollouts of two training steps, each with a pass over old log-probabilities before.
-        assert [each["step"] for each in result["outcomes"]] == list(range(8))
-        assert all(each["is_applied"] and each["num_moved"] for each in result["outcomes"])
-        assert any(each["num_replicas"] for each in result["outcomes"])
-        assert result["compared"]["moved"] == []
-        assert result["compared"]["sent_bytes"] == 0 < result["compared"]["sent_bytes_if_moved"]
-    check_equal(results)
-    assert results[0]["compared"]["by_place"]
+def with_plugin(cluster, *, framework="slime", **options):
+    """Return a job whose only word of relibra is one argument, beside RELIBRA_PLANNER in its environment."""
+    init = f"relibra.integrations.{framework}.init"
+    return Trained(cluster, framework=framework, custom_megatron_init_path=init, **options)
 
 
-def test_S5_a_job_that_sleeps_and_sends_its_backups_is_that_of_slime_alone(layout_run: Any) -> None:
-    run = layout_run("slime_plugin_colocated")
-    assert [result["num_sent"] > 0 for result in run.of("forced")] == [True, False] * 2  # the first rank of an engine
-    for result in run.of("forced"):
-        # One training step for each rollout: both of its passes are phases of one step.
-        assert [each["step"] for each in result["outcomes"]] == [0, 0, 1, 1]
-        assert all(each["is_applied"] for each in result["outcomes"])
-        assert result["num_reconnected"] >= ROLLOUTS  # slime has put new groups into the agent's
-    check_equal(run.of("forced"))
-    assert run.log.count("job away trains without plans") == 1
+def check_equal(balanced, plain, *, num_with_log_probs=4):
+    """Check that two jobs computed and sent the same. Not every rank sends, or has an output."""
+    differences = Differences()
+    for kind in ("log_probs", "sent"):
+        for got, want in zip(getattr(balanced, kind), getattr(plain, kind), strict=True):
+            differences.note(kind, got, want)
+    for got, want in zip(balanced.actor.losses, plain.actor.losses, strict=True):
+        # The terms of both losses are about 1 and nearly cancel, so their own size says nothing.
+        for key in ("train/loss", "train/kl_loss"):
+            differences.note("losses", [1 + got[key]], [1 + want[key]])
+        differences.note("norms", [got["train/grad_norm"]], [want["train/grad_norm"]])
+    assert sum("log_probs" in each for each in gathered(differences.of)) == num_with_log_probs
+    worst = differences.worst()
+    assert {"losses", "norms", "sent"} <= worst.keys()
+    assert max(worst.values()) < ROUNDING, worst
 
 
-@pytest.mark.parametrize("layout", ["tp2", "cp2", "allgather_cp2_tp2", "pp2", "pp2_vpp2"])
-@pytest.mark.parametrize("framework", ["slime", "miles"])
+def forced(cluster, *, num_steps, options, **job):
+    """Before every step, experts move and get replicas. The planner is away, and the job must not care.
+
+    Returns:
+        The jobs without and with the plug-in, the outcomes of all passes, and how often groups were reconnected.
+    """
+    plain = Trained(cluster, num_steps=num_steps, **job, **options).train()
+    os.environ.update(RELIBRA_PLANNER="127.0.0.1:1", RELIBRA_JOB="away", RELIBRA_SLOTS=str(cluster.redundant_slots))
+    plans = {
+        step: random_plan(step + 1, step, plain.actor.job.model, cluster, SAMPLES)
+        for step in range(2 * num_steps * ROLLOUTS)
+    }
+    with (
+        scripted_passes(plans),
+        mock.patch.object(Groups, "_tell_listeners", autospec=True, side_effect=Groups._tell_listeners) as reconnected,
+        noted_outcomes() as outcomes,
+    ):
+        balanced = with_plugin(cluster, num_steps=num_steps, **job, **options).train()
+    return plain, balanced, outcomes, reconnected.call_count
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@on_ranks(EP2_EDP2, alone=True)
+def test_S5_log_probs_losses_and_sent_weights_are_those_without_the_plugin(cluster, framework):
+    plain, balanced, outcomes, _ = forced(cluster, num_steps=2, options=SEPARATE, framework=framework)
+    assert gathered(len(plain.sent[0]))[0] > 0
+    # Two rollouts of two training steps, each with a pass over old log-probabilities before.
+    assert [outcome.step for outcome in outcomes] == list(range(8))
+    check_moved(outcomes)
+    assert any(outcome.num_replicas for outcome in outcomes)
+    check_equal(balanced, plain)
+    compared = exports.compared(balanced.actor.sent)
+    assert compared.moved == []
+    assert compared.sent_bytes == 0 < compared.sent_bytes_if_moved
+    assert gathered(compared.by_place)[0]
+
+
+@on_ranks(EP4, alone=True)
+def test_S5_a_job_that_sleeps_and_sends_its_backups_is_that_of_slime_alone(cluster):
+    with logged() as messages:
+        plain, balanced, outcomes, num_reconnected = forced(cluster, num_steps=1, options=COLOCATED, sharded=False)
+    assert [num_sent > 0 for num_sent in gathered(len(plain.sent[0]))] == [True, False] * 2, "an engine's first rank"
+    # One training step for each rollout: both of its passes are phases of one step.
+    assert [outcome.step for outcome in outcomes] == [0, 0, 1, 1]
+    assert all(outcome.applied for outcome in outcomes)
+    assert num_reconnected >= ROLLOUTS, "slime has put new groups into the agent's"
+    check_equal(balanced, plain)
+    assert sum(gathered(sum("job away trains without plans" in each for each in messages()))) == 1
+
+
+if IS_RANK:
+
+    @contextmanager
+    def running_planner():
+        """Yield the address of a planner, which runs beside rank 0."""
+        address = [""]
+        if dist.get_rank() != 0:
+            dist.broadcast_object_list(address)
+            yield address[0]
+            return
+        with tempfile.TemporaryDirectory() as folder, EmbeddedRedis(Path(folder)) as redis:
+            planner = Service("planner", redis.url, Path(folder))
+            try:
+                dist.broadcast_object_list([planner.address])
+                yield planner.address
+            finally:
+                planner.stop()
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [
+        (TP2_EP2_EDP2, {}),
+        (CP2_EP2_EDP2, {}),
+        (CP2_TP2_EP2_EDP2, {"allgather_cp": True}),
+        (EP2_PP2, {}),
+        (EP2_VPP, {}),
+    ],
+    ids=str,
+)
+@on_ranks(alone=True)
 def test_S5_a_planner_plans_every_pass_of_a_parallel_layout_from_the_routing_that_is_replayed(
-    layout_run: Any, framework: str, layout: str
-) -> None:
-    run = layout_run(f"{framework}_plugin_{layout}")
-    results = run.of("planned")
-    for result in results:
-        assert len(result["outcomes"]) == 4
-        assert all(each["is_applied"] for each in result["outcomes"]), result["outcomes"]
-        assert any(each["num_moved"] or each["num_replicas"] for each in result["outcomes"])
-    check_equal(results, num_stages=2 if layout.startswith("pp2") else 1)
+    cluster, framework, options
+):
+    job = SEPARATE | options | {"num_steps": 2, "framework": framework}
+    plain = Trained(cluster, **job).train(1)
+    with running_planner() as address, noted_outcomes() as outcomes, logged() as messages:
+        # A busy machine may take long over the first solve of a planner.
+        os.environ.update(RELIBRA_PLANNER=address, RELIBRA_JOB="slime", RELIBRA_PLAN_TIMEOUT_S="200")
+        balanced = with_plugin(cluster, **job).train(1)
+        dist.barrier()
+    check_planned(outcomes, 4)
+    num_stages = plain.actor.job.config.pipeline_model_parallel_size
+    check_equal(balanced, plain, num_with_log_probs=4 // num_stages)  # the last stage has an output
     # The first rank of each stage sends the experts of its layers.
-    assert sum(result["num_sent"] for result in results) == NUM_OF_EXPERTS
-    assert "routing differs from what was planned" not in run.log
+    assert sum(gathered(sum(".mlp.experts." in name for name in plain.sent[0]))) == NUM_OF_EXPERTS
+    assert not any("routing differs from what was planned" in each for each in messages())
 
 
-def test_S5_losses_and_sent_weights_are_those_of_slime_where_relibra_deals_the_samples(layout_run: Any) -> None:
-    run = layout_run("slime_plugin_packed")
-    results = run.of("packed")
-    assert results[0]["num_packed"] == ROLLOUTS
-    assert results[0]["told"] == [ROLLOUTS, 4 * ROLLOUTS]  # the next rollout, and the step that it begins with
-    for result in results:
-        assert [each["step"] for each in result["outcomes"]] == list(range(4 * ROLLOUTS))
-        assert all(each["is_applied"] for each in result["outcomes"]), result["outcomes"]
-    differences = [each["difference"] for each in results]
-    assert {"losses", "norms", "sent"} <= {kind for each in differences for kind in each}
-    assert largest(value for each in differences for value in each.values()) < ROUNDING, differences
-    assert run.log.count("relibra packs the samples of job packed") == 1
-    assert "routing differs from what was planned" not in run.log
+@on_ranks(EP4, alone=True)
+def test_S5_losses_and_sent_weights_are_those_of_slime_where_relibra_deals_the_samples(cluster):
+    """The rollout manager asks a real planner which micro-batch and which of four ranks on two nodes each sample gets.
+
+    The same job of slime alone deals the same samples by itself.
+    """
+    options = SEPARATE | {"num_steps": 2, "rollout_top_p": 1.0}
+    plain = Trained(cluster, **options).train()
+    schedule, manager, rank = slime_actor.code().schedule, Manager(), dist.get_rank()
+    Manager.own = staticmethod(schedule.build_dp_schedule)
+
+    def dealt_by_manager(*args, **more):
+        dealt = [None]
+        if rank == 0:
+            _, samples = samples_of(plain.actor.job.model, manager.rollout_id + 1, dist.get_world_size())
+            dealt = [manager.split(samples, args, more)]
+        dist.broadcast_object_list(dealt)
+        return dealt[0]
+
+    two_nodes = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
+    with (
+        running_planner() as address,
+        noted_outcomes() as outcomes,
+        logged() as messages,
+        mock.patch.object(schedule, "build_dp_schedule", dealt_by_manager),
+        mock.patch("relibra.plugins.attached_job.cluster_of", return_value=two_nodes),
+        mock.patch("relibra.plugins.slime.rollout_packing.TIMEOUT_S", 100.0),
+    ):
+        os.environ.update(RELIBRA_PLANNER=address, RELIBRA_JOB="packed", RELIBRA_PLAN_TIMEOUT_S="200", RELIBRA_PACK="1")
+        balanced = with_plugin(cluster, **options)
+        handle = balanced.actor.plain.rollout_manager
+        vars(handle)["__ray_call__"] = manager.handle
+        balanced.actor.plain.rollout_manager = handle  # as slime's set_rollout_manager does
+        balanced.train()
+        dist.barrier()
+    if rank == 0:
+        assert manager.num_packed == ROLLOUTS
+        # The next rollout, and the step that it begins with.
+        assert manager.relibra_packing._told == (ROLLOUTS, 4 * ROLLOUTS)
+    check_applied(outcomes, 4 * ROLLOUTS)
+    assert [outcome.step for outcome in outcomes] == list(range(4 * ROLLOUTS))
+    for each in (plain, balanced):
+        each.log_probs.clear()  # other samples on every rank
+    check_equal(balanced, plain, num_with_log_probs=0)
+    assert sum(gathered(sum("relibra packs the samples of job packed" in each for each in messages()))) == 1
+    assert not any("routing differs from what was planned" in each for each in messages())
 
 
-def test_S9_a_job_that_cannot_be_balanced_is_refused_before_its_model_is_built(layout_run: Any) -> None:
-    for result in layout_run("slime_plugin_forced").of("refused"):
-        assert "RELIBRA_PLANNER" in result["messages"]["no planner"]
-        assert "--use-rollout-routing-replay" in result["messages"]["no replay"]
+@pytest.mark.parametrize(
+    ("options", "missing"),
+    [({}, "RELIBRA_PLANNER"), ({"use_rollout_routing_replay": False}, "--use-rollout-routing-replay")],
+)
+@on_ranks(EP2_EDP2, alone=True)
+def test_S9_a_job_that_cannot_be_balanced_is_refused_before_its_model_is_built(cluster, options, missing):
+    os.environ.pop("RELIBRA_PLANNER", None)
+    init = "relibra.integrations.slime.init"
+    assert missing in refusal(lambda: SlimeActor(cluster, shared_folder(), custom_megatron_init_path=init, **options))

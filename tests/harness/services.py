@@ -232,12 +232,17 @@ def client(shared_planner: Service) -> Iterator[PlannerClient]:
 
 
 @pytest.fixture
-def job_id(client: PlannerClient, request: pytest.FixtureRequest) -> str:
-    """The id of a registered job that no other test uses."""
+def job_name(request: pytest.FixtureRequest) -> str:
+    """The id of a job that no other test uses."""
     name = re.sub("[^a-z0-9]+", "-", request.node.name.lower()).strip("-")
-    job_id = f"{name[:40]}-{zlib.crc32(request.node.nodeid.encode()):08x}"
-    client.register_job(job_id, MODEL, CLUSTER, PARAMS)
-    return job_id
+    return f"{name[:40]}-{zlib.crc32(request.node.nodeid.encode()):08x}"
+
+
+@pytest.fixture
+def job_id(client: PlannerClient, job_name: str) -> str:
+    """The id of a registered job that no other test uses."""
+    client.register_job(job_name, MODEL, CLUSTER, PARAMS)
+    return job_name
 
 
 def report_sequences(address: str, job_id: str, step: int, num_sequences: int = 8) -> list[str]:

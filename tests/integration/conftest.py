@@ -1,1 +1,1 @@
-from harness.services import planner, redis_server, redis_url, run, shared_planner, store  # noqa: F401
+from harness.services import job_name, planner, redis_server, redis_url, run, shared_planner, store  # noqa: F401

@@ -99,25 +99,26 @@ def test_everything_starts_answers_and_stops(
         assert not any(is_alive(pid) for pid in ready["pids"].values())
 
 
-def test_many_signals_stop_it_as_one_does(tmp_path: Path) -> None:
-    with up(tmp_path) as (process, ready):
-        while process.poll() is None and is_alive(ready["pids"]["planner"]):
-            process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=120) == 0
-
-
-def test_nothing_is_left_when_it_is_killed(tmp_path: Path) -> None:
+def test_nothing_is_left_when_it_is_killed_and_many_signals_stop_it_as_one_does(tmp_path: Path) -> None:
     with up(tmp_path) as (process, ready):
         process.kill()
         process.wait()
         eventually(lambda: not any(is_alive(pid) for pid in ready["pids"].values()))
     (tmp_path / "ready.json").unlink()
-    with up(tmp_path):
-        pass  # the data directory is free again
+    with up(tmp_path) as (process, ready):  # the data directory is free again
+        while process.poll() is None and is_alive(ready["pids"]["planner"]):
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=120) == 0
 
 
-def test_L3_a_killed_planner_is_brought_back_alone(tmp_path: Path) -> None:
+def test_L3_a_second_start_on_the_same_data_is_refused_and_a_killed_planner_is_brought_back_alone(
+    tmp_path: Path,
+) -> None:
     with up(tmp_path) as (process, ready), PlannerClient(ready["planner"], timeout_s=60) as client:
+        said = refused("up", "--data-dir", str(tmp_path / "data"), "--port", "0", "--status-port", "0")
+        assert f"Conflict a redis-server (pid {ready['pids']['redis']}) already runs" in said
+        with urllib.request.urlopen(f"{ready['status']}/readyz", timeout=60) as response:
+            assert response.status == 200
         client.register_job("job", MODEL, CLUSTER, PARAMS)
         ids = report_sequences(ready["planner"], "job", 1)
         os.kill(ready["pids"]["planner"], signal.SIGKILL)
@@ -131,14 +132,6 @@ def test_L3_a_killed_planner_is_brought_back_alone(tmp_path: Path) -> None:
             assert process.poll() is None
         finally:
             planner.stop()
-
-
-def test_a_second_start_on_the_same_data_is_refused(tmp_path: Path) -> None:
-    with up(tmp_path) as (_, ready):
-        said = refused("up", "--data-dir", str(tmp_path / "data"), "--port", "0", "--status-port", "0")
-        assert f"Conflict a redis-server (pid {ready['pids']['redis']}) already runs" in said
-        with urllib.request.urlopen(f"{ready['status']}/readyz", timeout=60) as response:
-            assert response.status == 200
 
 
 def test_a_port_in_use_is_one_clear_line(redis_url: str) -> None:

@@ -50,7 +50,10 @@ def folder(parent: Path, name: str) -> Path:
     return made
 
 
-@pytest.mark.parametrize("checkpoint_every", [CHECKPOINT_EVERY, 0], ids=["checkpoints", "no_checkpoints"])
+@pytest.mark.parametrize(
+    "checkpoint_every",
+    [pytest.param(CHECKPOINT_EVERY, id="checkpoints"), pytest.param(0, id="no_checkpoints", marks=pytest.mark.long)],
+)
 def test_L5_every_step_after_a_kill_of_the_trainer_is_planned(
     world: World, round_number: int, zygote: Zygote, tmp_path: Path, checkpoint_every: int
 ) -> None:

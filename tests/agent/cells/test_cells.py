@@ -1,11 +1,12 @@
 import dataclasses
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.agent.shapes import shapes
+from harness.distributed.plans import random_plan
 from relibra.agent.cells.cells import StepCells, redundant_slots
 from relibra.agent.placement import Placement
 from relibra.agent.transport import Copy
@@ -22,11 +23,9 @@ def cells_of(placement: Placement, cluster: Cluster, ep_group: int, ep_rank: int
 
 @settings(max_examples=40)
 @given(st.data(), SEEDS, st.integers(1, 3))
-def test_S5_slot_tables_say_what_the_plan_says(
-    some: SimpleNamespace, data: st.DataObject, seed: int, num_micro_batches: int
-) -> None:
-    model, cluster = data.draw(some.shapes)
-    plan = some.plan(np.random.default_rng(seed), model, cluster, num_micro_batches)
+def test_S5_slot_tables_say_what_the_plan_says(data: st.DataObject, seed: int, num_micro_batches: int) -> None:
+    model, cluster = data.draw(shapes())
+    plan = random_plan(seed, 0, model, cluster, num_micro_batches)
     placement = Placement.identity(model, cluster).rehomed(plan.home_rank_LE)
     share = cluster.experts_per_rank(model)
     for ep_group in range(cluster.num_ep_groups):
@@ -57,9 +56,9 @@ def test_S5_slot_tables_say_what_the_plan_says(
 
 @settings(max_examples=40)
 @given(st.data(), SEEDS)
-def test_S5_all_ranks_of_a_node_mean_the_same_copies(some: SimpleNamespace, data: st.DataObject, seed: int) -> None:
-    model, cluster = data.draw(some.shapes)
-    plan = some.plan(np.random.default_rng(seed), model, cluster, 2)
+def test_S5_all_ranks_of_a_node_mean_the_same_copies(data: st.DataObject, seed: int) -> None:
+    model, cluster = data.draw(shapes())
+    plan = random_plan(seed, 0, model, cluster, 2)
     placement = Placement.identity(model, cluster).rehomed(plan.home_rank_LE)
     share, size = cluster.experts_per_rank(model), cluster.gpus_per_node
     by_rank = [cells_of(placement, cluster, 0, rank, plan) for rank in range(cluster.num_ranks)]

@@ -1,36 +1,71 @@
 """The sum of replica gradients at their home, on four ranks in processes of their own."""
 
+import itertools
+from types import SimpleNamespace
+from unittest import mock
+
 import pytest
+import torch
+import torch.distributed as dist
 
-pytestmark = pytest.mark.distributed
+from harness.agent.transport_contract import TIMEOUT_S, TRANSPORTS, group_of
+from harness.distributed.layout import NODE
+from harness.distributed.on_ranks import on_ranks
+from relibra.agent.cells.arrivals import NUM_PARTS, Arrivals
+from relibra.agent.cells.gradient_return import GradientReturns
+from relibra.agent.transport import Copy
+
+WHOLE_BYTES = 1 << 20
+SMALL_BYTES = 2 * 4 * 16
+"""Room for two windows, each with 16 bytes of four replicas."""
 
 
-@pytest.mark.parametrize("scenario", ["gradients", "gradients_symmetric"])
-def test_S5_gradients_are_added_in_fp32_in_ascending_order_of_rank(node_run, scenario):
-    """In fp32, 0.25 + 1e8 + 1 - 1e8 is 0 in this order, and another number in every other order.
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@on_ranks(NODE)
+def test_S5_S7_gradients_are_added_in_fp32_in_ascending_order_of_rank_in_as_much_memory_as_is_given(cluster, transport):
+    """Expert 0 of rank 0 has replicas on the three other ranks. Their gradients cancel only if added in one order.
 
-    A bf16 `main_grad` of 0.25 gets the fp32 sum of the others, which is 0.
+    In fp32, 0.25 + 1e8 + 1 - 1e8 is 0 in this order, and another number in every other order. A bf16 `main_grad` of
+    0.25 gets the fp32 sum of the others, which is 0. Ranks without the expert get nothing. A return that is waited for
+    before it is added up takes all memory at once.
     """
-    home, other_home, *_ = node_run(scenario)
-    assert home["main_grad_and_rest"] == expected(in_fp32=[0.0], in_bf16=[0.25], without=[0.0])
-    assert other_home["main_grad_and_rest"] == expected(in_fp32=[5.25], in_bf16=[5.25], without=[5.0])
-
-
-def test_S7_gradients_arrive_in_as_much_memory_as_is_given(node_run):
-    """The sums above are the same. A return that is waited for before it is added up takes all memory at once."""
-    for result in node_run("gradients"):
-        for whole, tiled in zip(result["arriving"][::4], result["arriving"][2::4], strict=True):
-            assert tiled <= 128
-            assert (whole > 128) == (whole > tiled)
-    assert node_run("gradients")[0]["arriving"][::4] == [240, 240, 240, 480, 480, 480]
-
-
-def test_ranks_without_the_expert_get_nothing(node_run):
-    for result in node_run("gradients")[2:]:
-        assert result["main_grad_and_rest"] == expected(in_fp32=[0.25], in_bf16=[0.25], without=None)
-
-
-def expected(*, in_fp32, in_bf16, without):
-    """Return `main_grad` and the gradient for autograd with every dtype of both, whatever the memory."""
-    with_main_grad = [[in_fp32, None]] * 4 + [[in_bf16, None]] * 4
-    return (with_main_grad + [[None, without]] * 4) * 2
+    rank, moved = dist.get_rank(), TRANSPORTS[transport](group_of(4), TIMEOUT_S)
+    copies = (*(Copy(0, 0, peer, 0) for peer in (1, 2, 3)), Copy(1, 0, 2, 1))
+    home = [[torch.nn.Parameter(torch.zeros(10, 4, dtype=torch.bfloat16))]]
+    cell = mock.Mock(copies=copies, experts=SimpleNamespace(parameters=home), trained=[0])
+    mine = {1: [1e8], 2: [1.0, 5.0], 3: [-1e8]}.get(rank, [])
+    own = [[torch.full((10, 4), each, dtype=torch.bfloat16)] for each in mine]
+    arriving_bytes = {}
+    for way in itertools.product(
+        (None, torch.float32), (torch.float32, torch.bfloat16, None), (WHOLE_BYTES, SMALL_BYTES), (False, True)
+    ):
+        dtype, main_dtype, memory_bytes, is_early = way
+        home[0][0].main_grad = None if main_dtype is None else torch.full((10, 4), 0.25, dtype=main_dtype)
+        sent = [[each.to(dtype or each.dtype) for each in of_slot] for of_slot in own]
+        memory = Arrivals(moved, [cell.experts], 2, dtype, torch.device("cpu"), memory_bytes // NUM_PARTS)
+        returns = GradientReturns(moved, memory, dtype)
+        under_way = returns.start(cell, sent)
+        arriving_bytes[way] = sum(each.nbytes for each in under_way.arrivals)
+        if is_early:  # another cell needs the memory before this one is added up
+            under_way.wait()
+            noise = [[torch.full_like(each, 7.0) for each in of_slot] for of_slot in sent]
+            returns.start(cell, noise).wait()
+        (rest,) = under_way.add_up(home[0] if rank in (0, 1) else []) or [None]
+        added = home[0][0].main_grad
+        under_way.wait()
+        got = tuple(None if each is None else set(each.flatten().tolist()) for each in (added, rest))
+        in_fp32, in_bf16, without = {0: (0.0, 0.25, 0.0), 1: (5.25, 5.25, 5.0)}.get(rank, (0.25, 0.25, None))
+        assert (
+            got
+            == {
+                torch.float32: ({in_fp32}, None),
+                torch.bfloat16: ({in_bf16}, None),
+                None: (None, None if without is None else {without}),
+            }[main_dtype]
+        ), way
+    for (dtype, main_dtype, memory_bytes, is_early), whole_bytes in arriving_bytes.items():
+        if memory_bytes == WHOLE_BYTES and not is_early:
+            tiled_bytes = arriving_bytes[dtype, main_dtype, SMALL_BYTES, is_early]
+            assert tiled_bytes <= SMALL_BYTES
+            assert (whole_bytes > SMALL_BYTES) == (whole_bytes > tiled_bytes)
+            assert rank != 0 or whole_bytes == (240 if dtype is None else 480)

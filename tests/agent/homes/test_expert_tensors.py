@@ -7,6 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.agent.shapes import shapes
+from harness.distributed.plans import random_homes
 from relibra.agent.experts import SequentialExperts
 from relibra.agent.groups import Seat
 from relibra.agent.homes.expert_tensors import ExpertTensors, owned_ranges
@@ -82,14 +84,12 @@ class Rank:
 
 @settings(max_examples=40, deadline=None)
 @given(st.data(), SEEDS, st.booleans())
-def test_S5_every_rank_gets_the_weights_and_the_state_it_owns(
-    some: SimpleNamespace, data: st.DataObject, seed: int, sharded: bool
-) -> None:
+def test_S5_every_rank_gets_the_weights_and_the_state_it_owns(data: st.DataObject, seed: int, sharded: bool) -> None:
     """Shards begin and end anywhere, so a rank may own nothing of an expert."""
-    model, cluster = data.draw(some.shapes)
+    model, cluster = data.draw(shapes())
     rng = np.random.default_rng(seed)
-    start = Placement.identity(model, cluster).rehomed(some.homes(rng, model, cluster))
-    target = start.rehomed(some.homes(rng, model, cluster))
+    start = Placement.identity(model, cluster).rehomed(random_homes(rng, model, cluster))
+    target = start.rehomed(random_homes(rng, model, cluster))
     seats = [Seat(r, g) for g in range(cluster.num_ep_groups) for r in range(cluster.num_ranks)]
     share = cluster.experts_per_rank(model)
 

@@ -2,12 +2,13 @@
 
 import math
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.agent.shapes import shapes
+from harness.distributed.plans import random_homes
 from relibra.agent.homes.waves import experts_within, inverse, waves_of
 from relibra.agent.placement import Move, Placement
 from relibra.planning import Cluster, Model
@@ -30,13 +31,13 @@ def carried_out(slots: list[list[list[int]]], wave: list[Move]) -> list[list[lis
 
 @given(st.data(), SEEDS, st.integers(1, 3), st.integers(2, 5))
 def test_S5_the_waves_of_all_stages_together_give_the_target(
-    some: SimpleNamespace, data: st.DataObject, seed: int, num_stages: int, limit: int
+    data: st.DataObject, seed: int, num_stages: int, limit: int
 ) -> None:
     """Every wave fills all slots that it empties, its inverse restores everything, and no rank exceeds its limit."""
-    model, cluster = data.draw(some.shapes)
+    model, cluster = data.draw(shapes())
     rng = np.random.default_rng(seed)
-    start = Placement.identity(model, cluster).rehomed(some.homes(rng, model, cluster))
-    target = start.rehomed(some.homes(rng, model, cluster))
+    start = Placement.identity(model, cluster).rehomed(random_homes(rng, model, cluster))
+    target = start.rehomed(random_homes(rng, model, cluster))
     stage_layers = [range(stage, model.num_layers, num_stages) for stage in range(num_stages)]
     moves = start.moves_to(target)
     waves_of_stage = [waves_of(moves, stage_layers, stage, limit) for stage in range(num_stages)]

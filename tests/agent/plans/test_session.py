@@ -4,7 +4,6 @@ import dataclasses
 import socket
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 
 from harness.agent.reports import report
 from harness.agent.scripted_planner import PATIENT_S, ScriptedPlanner
+from harness.distributed.plans import random_plan
 from relibra.agent import AgentConfig, PlanAnswer, Session
 from relibra.agent.plans import session as session_module
 from relibra.errors import InvalidInput, TooManyCalls
@@ -38,8 +38,8 @@ def session(planner: ScriptedPlanner) -> Iterator[Session]:
 
 
 @pytest.fixture
-def plan(some: SimpleNamespace) -> StepPlan:
-    return some.plan(np.random.default_rng(1), MODEL, CLUSTER, 2)
+def plan() -> StepPlan:
+    return random_plan(1, 0, MODEL, CLUSTER, 2)
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -167,9 +167,9 @@ def test_S1_a_plan_that_comes_too_late_is_not_taken_for_that_of_the_next_step(
     ],
 )
 def test_S2_a_plan_for_another_model_is_refused_and_the_next_one_taken(
-    planner: ScriptedPlanner, session: Session, plan: StepPlan, some: SimpleNamespace, other: Model
+    planner: ScriptedPlanner, session: Session, plan: StepPlan, other: Model
 ) -> None:
-    planner.plans = {0: some.plan(np.random.default_rng(1), other, CLUSTER, 2), 1: plan}
+    planner.plans = {0: random_plan(1, 0, other, CLUSTER, 2), 1: plan}
     got, reason, _ = session.wait(0, PATIENT_S)
     assert got is None
     assert "home_rank" in reason

@@ -3,7 +3,14 @@
 import pytest
 import torch
 
+from harness.agent.transport_contract import TIMEOUT_S, group_of
+from harness.distributed.layout import NODE
+from harness.distributed.observed import gathered, logged, refusal
+from harness.distributed.on_ranks import on_ranks
+from relibra.agent import AgentConfig
+from relibra.agent.transport.choice import chosen_transport
 from relibra.agent.transport.cuda_memory import obstacle
+from relibra.planning import Model
 
 FITS = {"torch_version": (2, 13), "cuda": "13.0", "backend": "CUDA", "capability": (9, 0)}
 
@@ -34,14 +41,26 @@ def test_the_installed_torch_has_what_the_transport_calls() -> None:
     assert hasattr(torch.ops.symm_mem, "stream_write_value32_")
 
 
-@pytest.mark.distributed
-@pytest.mark.parametrize("ranks", ["", "pair/"])
-def test_a_rank_without_a_gpu_has_all_ranks_refuse_or_use_messages_as_the_settings_say(node_run, ranks):
-    results = node_run(f"{ranks}chosen")
-    (refusal,) = {result["refusal"] for result in results}
-    assert refusal.startswith("Unsupported: rank 0 cannot use symmetric memory (the experts are on a cpu device, and")
-    assert refusal.endswith('use transport="process_group", or "symmetric_if_possible" to use it where this fails')
-    for result in results:
-        assert result["otherwise"] == result["plain"] == "ProcessGroupTransport"
-        (warning,) = result["warnings"]
-        assert warning.startswith("replicas travel through the process group, without symmetric memory: rank 0 cannot")
+@pytest.mark.parametrize("world", [4, 2])
+@on_ranks(NODE)
+def test_a_rank_without_a_gpu_has_all_ranks_refuse_or_use_messages_as_the_settings_say(cluster, world):
+    def choose(transport):
+        config = AgentConfig(
+            planner_address="none:0",
+            job_id="test",
+            model=Model(num_layers=1, num_experts=4, top_k=1),
+            cluster=cluster,
+            plan_timeout_s=1.0,
+            collective_timeout_s=TIMEOUT_S,
+            transport=transport,
+        )
+        return type(chosen_transport(config, group_of(world), torch.device("cpu"))).__name__
+
+    text = refusal(lambda: choose("symmetric"))
+    assert text.startswith("Unsupported: rank 0 cannot use symmetric memory (the experts are on a cpu device, and")
+    assert text.endswith('use transport="process_group", or "symmetric_if_possible" to use it where this fails')
+    assert set(gathered(text)) == {text}
+    with logged() as messages:
+        assert choose("symmetric_if_possible") == choose("process_group") == "ProcessGroupTransport"
+    (warning,) = messages()
+    assert warning.startswith("replicas travel through the process group, without symmetric memory: rank 0 cannot")

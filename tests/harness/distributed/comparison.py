@@ -30,17 +30,16 @@ def num_micro_batches() -> int:
     return 2 * parallel_state.get_pipeline_model_parallel_world_size()
 
 
-def balanced_job(
+def balance(
+    job: GptJob,
     cluster: Cluster,
     *,
     plan: dict[str, Any] | None = None,
     collective_timeout_s: float = 600.0,
     transport: Transport = "process_group",
     num_steps: int = STEPS,
-    **options: Any,
-) -> tuple[GptJob, ScriptedPlans]:
-    """Return a GPT whose agent gets another random plan in every step."""
-    job = GptJob(cluster, **options)
+) -> ScriptedPlans:
+    """Attach an agent to a GPT, which gets another random plan in every step."""
     by_step = {
         step: random_plan(33 + step, step, job.model, cluster, num_micro_batches(), **(plan or {}))
         for step in range(num_steps)
@@ -57,7 +56,16 @@ def balanced_job(
     )
     with emulated():
         job.agent = attach(job.chunks, job.optimizer, config, plans=plans)
-    return job, plans
+    return plans
+
+
+_BALANCING = {"plan", "collective_timeout_s", "transport", "num_steps"}
+
+
+def balanced_job(cluster: Cluster, **options: Any) -> tuple[GptJob, ScriptedPlans]:
+    """Return a GPT with an agent; the options are those of `balance` and of `GptJob`."""
+    job = GptJob(cluster, **{name: value for name, value in options.items() if name not in _BALANCING})
+    return job, balance(job, cluster, **{name: options[name] for name in options.keys() & _BALANCING})
 
 
 @functools.cache

@@ -29,6 +29,20 @@ def install() -> None:
     megatron_on_cpu.stand_in_for_packages()
 
 
+def share_one_loop() -> None:
+    """Let one thread of this process look for the messages of all groups over gloo, instead of a thread for each."""
+    gloo = dist.ProcessGroupGloo
+    device = gloo.create_default_device()
+
+    class Gloo(gloo):  # type: ignore[misc, valid-type]
+        def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+            options = gloo._Options()
+            options._devices, options._timeout, options._threads = [device], timeout, 2
+            super().__init__(store, rank, size, options)
+
+    dist.distributed_c10d.ProcessGroupGloo = Gloo
+
+
 def join(rank: int, num_ranks: int, folder: str, timeout_s: float) -> None:
     """Make this process a rank of the default process group.
 
@@ -43,6 +57,7 @@ def join(rank: int, num_ranks: int, folder: str, timeout_s: float) -> None:
         # Ranks wait for one another some hundred times a step. A rank that stays on its core wakes up for a fifth less.
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[rank % len(cores)]})
+        share_one_loop()
     else:
         torch.cuda.set_device(0)
     dist.init_process_group(

@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -27,9 +27,9 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from harness.distributed import gpt_batches, gpt_job, gpt_model
+from harness.distributed.comparison import balanced_job
 from harness.distributed.device import DEVICE
 from harness.distributed.gpt_job import GptJob
-from harness.distributed.matrix import balanced_job
 from relibra.agent import Phase
 from relibra.planning import Cluster
 
@@ -145,6 +145,3 @@ def _place() -> str:
             return f"{module}:{frame.f_lineno} {frame.f_code.co_name}"
         frame = frame.f_back
     return "elsewhere"
-
-
-SCENARIOS: dict[str, Callable[[Cluster], Result]] = {"hot_path": hot_path}

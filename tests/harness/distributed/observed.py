@@ -1,10 +1,12 @@
 """What ranks observe: values of all ranks, refusals, and differences between balanced and plain training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from _pytest.logging import LogCaptureHandler, catching_logs
 from torch import Tensor
 
 from harness.differences import largest
@@ -38,6 +40,13 @@ def raised_by(action: Callable[[], object]) -> str:
     except BaseException as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
+
+
+@contextmanager
+def logged() -> Iterator[Callable[[], list[str]]]:
+    """Yield a function that returns the messages that this rank has logged in the body."""
+    with catching_logs(LogCaptureHandler()) as handler:
+        yield lambda: [record.getMessage() for record in handler.records]
 
 
 def relative(got: Tensor, want: Tensor) -> float:

@@ -27,12 +27,12 @@ IS_RANK = VARIABLE in os.environ
 """Whether this process is a rank, or starts ranks."""
 
 
-def on_ranks(*layouts: Layout, runs_on_a_device: bool = False) -> Callable[[Callable[..., None]], Any]:
+def on_ranks(*layouts: Layout, **options: bool) -> Callable[[Callable[..., None]], Any]:
     """Return a decorator that makes a function of ranks a test, once for each layout.
 
     Args:
-        layouts: how the ranks are arranged.
-        runs_on_a_device: as in `Ranks.run`.
+        layouts: how the ranks are arranged. Without any, `parametrize` gives the test its `layout`.
+        options: those of `Ranks.run`.
     """
 
     def decorate(function: Callable[..., None]) -> Any:
@@ -41,7 +41,7 @@ def on_ranks(*layouts: Layout, runs_on_a_device: bool = False) -> Callable[[Call
         arguments = list(inspect.signature(function).parameters.values())[1:]
 
         def test(ranks: Any, layout: Layout, **values: Any) -> None:
-            ranks.run(layout, function, runs_on_a_device=runs_on_a_device, **values)
+            ranks.run(layout, function, **options, **values)
 
         test.__name__, test.__doc__, test.__module__ = function.__name__, function.__doc__, function.__module__
         ours = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ("ranks", "layout")]
@@ -49,6 +49,6 @@ def on_ranks(*layouts: Layout, runs_on_a_device: bool = False) -> Callable[[Call
             [*ours, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in arguments)]
         )
         test.pytestmark = [*getattr(function, "pytestmark", []), pytest.mark.distributed.mark]  # type: ignore[attr-defined]
-        return pytest.mark.parametrize("layout", layouts, ids=str)(test)
+        return pytest.mark.parametrize("layout", layouts, ids=str)(test) if layouts else test
 
     return decorate

@@ -1,9 +1,14 @@
 """Random valid plans, and a plan source with scripted answers."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from relibra.agent import PlanAnswer
 from relibra.planning import Cluster, ExecutionReport, Model, PlanId, StepPlan, check_step_plan
+
+
+def random_homes(rng: np.random.Generator, model: Model, cluster: Cluster) -> NDArray[np.int32]:
+    return np.stack([rng.permutation(home_E) for home_E in cluster.identity_placement(model)]).astype(np.int32)
 
 
 def random_plan(
@@ -19,9 +24,7 @@ def random_plan(
 ) -> StepPlan:
     """Return a random plan: a placement, and replicas within nodes."""
     rng = np.random.default_rng(seed)
-    home_LE = cluster.identity_placement(model)
-    if move:
-        home_LE = np.stack([rng.permutation(home_E) for home_E in home_LE]).astype(np.int32)
+    home_LE = random_homes(rng, model, cluster) if move else cluster.identity_placement(model)
     index = []
     for row in range(cluster.num_ep_groups * num_micro_batches if replicate else 0):
         for layer in range(model.num_layers):

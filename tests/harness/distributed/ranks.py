@@ -21,8 +21,8 @@ from harness.distributed.layout import Layout
 from harness.distributed.ways_to_join import VARIABLE, Way
 
 DEADLINE_S = 400.0
-_MOST_LAYOUTS = 3
-"""Layouts whose ranks live at the same time. Each rank takes memory, and threads that look for messages."""
+_MOST_LAYOUTS = 4
+"""Layouts whose ranks live at the same time, because each rank takes memory."""
 _GRACE_S = 3.0
 """How long other ranks have to raise as well, after the first one did."""
 
@@ -61,10 +61,14 @@ class _Group(NamedTuple):
     connections: list[Connection]
     pids: list[int]
 
-    def stop(self) -> None:
-        for pid, connection in zip(self.pids, self.connections, strict=True):
+    def send(self, signal_number: signal.Signals) -> None:
+        for pid in self.pids:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, signal_number)
+
+    def stop(self) -> None:
+        self.send(signal.SIGKILL)
+        for connection in self.connections:
             connection.close()
 
 
@@ -80,7 +84,7 @@ def refusal(way: Way, layout: Layout, runs_on_a_device: bool) -> str | None:
 
 
 class Ranks:
-    """The ranks of all layouts that one file of tests uses. Another file gets new ones.
+    """The ranks of the layouts that were used last. The system stops ranks without a call, whose threads would go on.
 
     Args:
         way: how the ranks join, and so on which device.
@@ -93,13 +97,13 @@ class Ranks:
         self._log = Path(self._folder.name, "log")
         self._process: subprocess.Popen[bytes] | None = None
         self._groups: dict[Layout, _Group] = {}
-        self._file = ""
 
     def run(
         self,
         layout: Layout,
         function: Callable[..., Any],
         *,
+        alone: bool = False,
         may_die: bool = False,
         runs_on_a_device: bool = False,
         **arguments: Any,
@@ -109,7 +113,8 @@ class Ranks:
         Args:
             layout: the arrangement of the ranks.
             function: what every rank calls, as `function(cluster, **arguments)`.
-            may_die: whether ranks may end instead; their value is None. All ranks are new, and none is used again.
+            alone: whether all ranks are new and none is used again, because the function changes its process.
+            may_die: whether ranks may end instead; their value is None. They are alone.
             runs_on_a_device: whether `--device cuda` runs this too. Most use stand-ins for Transformer Engine, for
                 memory of the host or for DeepEP, start services, or kill ranks; their tests are skipped there.
             arguments: values that can be pickled.
@@ -118,23 +123,25 @@ class Ranks:
         if reason is not None:
             pytest.skip(reason)
         file, module = inspect.getfile(function), function.__module__
-        return self.call(layout, Call(file, module, function.__name__, arguments), may_die=may_die)
+        call = Call(file, module, function.__name__, arguments, is_last=alone or may_die)
+        return self.call(layout, call, may_die=may_die)
 
     def call(self, layout: Layout, call: Call, *, may_die: bool = False) -> list[Any]:
         """Call a function by its name, as `run` does."""
-        if call.file != self._file or may_die:
-            self._stop_groups()
-        self._file = call.file
-        if layout not in self._groups:
-            if len(self._groups) == _MOST_LAYOUTS:
-                self._groups.pop(next(iter(self._groups))).stop()
-            self._groups[layout] = self._started(Start(layout, "", call.file, call.module))
-        group = self._groups[layout]
+        group = None if call.is_last else self._groups.pop(layout, None)
+        if group is None:
+            group = self._started(Start(layout, "", call.file, call.module))
+        group.send(signal.SIGCONT)
         for connection in group.connections:
-            connection.send(call._replace(is_last=may_die))
+            connection.send(call)
         answers = self._answers(group)
-        if may_die or not all(answers) or any(answer and answer.raised for answer in answers):
-            self._groups.pop(layout).stop()
+        if call.is_last or not all(answers) or any(answer and answer.raised for answer in answers):
+            group.stop()
+        else:
+            group.send(signal.SIGSTOP)
+            self._groups[layout] = group
+        while len(self._groups) > _MOST_LAYOUTS:
+            self._groups.pop(next(iter(self._groups))).stop()
         self._check(call.name, answers, may_die)
         return [answer and answer.value for answer in answers]
 
@@ -145,7 +152,8 @@ class Ranks:
 
     def stop(self) -> None:
         """End all processes."""
-        self._stop_groups()
+        while self._groups:
+            self._groups.popitem()[1].stop()
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -199,10 +207,6 @@ class Ranks:
             except (OSError, EOFError):
                 pytest.fail(f"the ranks of {start.layout} did not start; end of the log:\n{self.log[-3000:]}")
         return _Group(*map(list, zip(*(joined[rank] for rank in sorted(joined)), strict=True)))
-
-    def _stop_groups(self) -> None:
-        while self._groups:
-            self._groups.popitem()[1].stop()
 
     def _forker(self) -> subprocess.Popen[bytes]:
         # Compiling megatron's small fused functions takes longer than running them in these tests.

@@ -13,6 +13,7 @@ from megatron.core import parallel_state
 from megatron.core.optimizer import OptimizerConfig
 
 from harness import packed_attention
+from harness.distributed import checkpoints
 from harness.distributed.gpt_job import GptJob
 from harness.distributed.gpt_model import IS_MOE, VOCABULARY
 from relibra.planning import Cluster, Model
@@ -68,6 +69,13 @@ def loading_another(job: GptJob) -> Callable[..., tuple[int, int]]:
         return 0, 0
 
     return load
+
+
+def shared_folder() -> Path:
+    """Collective: return a new folder, the same one on all ranks, with an empty checkpoint of Hugging Face in it."""
+    folder = checkpoints.shared_folder()
+    (folder / "hf").mkdir(exist_ok=True)
+    return folder
 
 
 def write_config(folder: Path, model: Model) -> None:

@@ -1,29 +1,18 @@
 """`python -m harness.gpu.contract_rank FOLDER RANK NUM_RANKS [lost]` is one rank of the contract suite on GPUs.
 
-Ranks take the devices in turn, so that several may share one. Each writes its results to `FOLDER/rank<r>.json`. With
-`lost`, the last rank leaves the others waiting.
+Ranks take the devices in turn, so that several may share one. With `lost`, the last rank leaves the others waiting.
 """
 
-import json
 import os
 import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from harness.agent import contract_scenarios as contract
+from harness.agent import transport_contract as contract
 from relibra.agent.transport import Parcel, SymmetricTransport
 from relibra.agent.transport.cuda_memory import CudaMemory
 
-SCENARIOS = (
-    contract.arrival,
-    contract.ownership,
-    contract.refusal,
-    contract.reuse,
-    contract.relays,
-    contract.schedules,
-)
 LOST_TIMEOUT_S = 2.0
 
 
@@ -52,8 +41,15 @@ def main(folder: str, rank: int, num_ranks: int, *, is_lost: bool) -> None:
     if is_lost:
         wait_for_the_last(group)
         return
-    results = {scenario.__name__: scenario(make, group) for scenario in SCENARIOS}
-    Path(folder, f"rank{rank}.json").write_text(json.dumps(results))
+    for part in (
+        contract.arrival,
+        contract.ownership,
+        contract.refusal,
+        contract.reuse,
+        contract.relays,
+        contract.schedules,
+    ):
+        part(make, group)
     dist.barrier()
 
 
