@@ -26,7 +26,6 @@ def test_verbs_options_and_values():
         "plain,relibra-packed",
     ]
     assert complete("relibra", "record", "r.jsonl", "--format", "vl") == ["vllm"]
-    assert complete("relibra", "record", "r.jsonl", "--trainer", "sl") == ["slime"]
 
 
 @pytest.mark.parametrize("verb", ["show", "steps", "explain", "diff"])

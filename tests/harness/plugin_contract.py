@@ -213,28 +213,28 @@ class Contract:
 
         The first pass has no plan, the last one has one, and all is that of the framework alone.
         """
-        alone = self.plugin.train(at, self.plugin.build(at, balanced=False, **of_build), **of_train)
-        self.plugin.environment(at.planner, job)
-        with noted_outcomes(awaits_history=True) as outcomes:
-            engine = self.plugin.build(at, balanced=True, **of_build)
-            trained = self.plugin.train(at, engine, **of_train)
+        outcomes = self.trained(at, job, awaits_history=True, of_build=of_build, **of_train)
         assert (outcomes[0].applied, outcomes[0].causes) == (None, (Cause.UNSCHEDULED,))
         later = [outcome for outcome in outcomes if outcome.step > 1]
         assert later
         assert all(outcome.applied or outcome.kept for outcome in later), [outcome.reason for outcome in later]
         assert any(outcome.applied and outcome.num_replicas for outcome in later)
-        check_equal(trained, alone)
-        self.plugin.close(engine)
 
     def check_planned(
         self, at: Rank, job: str, num_passes: int, *, of_build: Mapping[str, Any] = {}, **of_train: Any
     ) -> None:
         """Check that a real planner plans every pass of a job, and that all is that of the framework alone."""
+        check_planned(self.trained(at, job, of_build=of_build, **of_train), num_passes)
+
+    def trained(
+        self, at: Rank, job: str, *, awaits_history: bool = False, of_build: Mapping[str, Any] = {}, **of_train: Any
+    ) -> list[StepOutcome]:
+        """Run a job with a real planner; check that all is that of the framework alone, and return the outcomes."""
         alone = self.plugin.train(at, self.plugin.build(at, balanced=False, **of_build), **of_train)
         self.plugin.environment(at.planner, job)
-        with noted_outcomes() as outcomes:
+        with noted_outcomes(awaits_history=awaits_history) as outcomes:
             engine = self.plugin.build(at, balanced=True, **of_build)
             trained = self.plugin.train(at, engine, **of_train)
-        check_planned(outcomes, num_passes)
         check_equal(trained, alone)
         self.plugin.close(engine)
+        return outcomes

@@ -49,6 +49,7 @@ PARALLEL: dict[str, tuple[Cluster, dict[str, Any], dict[str, Any]]] = {
     ),
     "pp2": (_ONE_GROUP, {"sharded": True}, {"num_stages": 2}),
     "pp2_vpp2": (_ONE_GROUP, {"sharded": True}, {"num_stages": 2, "num_chunks": 2}),
+    "history": (_TWO_GROUPS, {"sharded": True, "replays": False}, {}),
 }
 """By name, the parallel layouts of four ranks that a planner plans for: the ranks of a stage, options of the job, and
 how the four ranks are split."""
@@ -146,11 +147,11 @@ def running_planner() -> Iterator[str]:
             planner.stop()
 
 
-def planned(cluster: Cluster, **options: Any) -> Result:
-    """A real planner plans every pass from the routing that is replayed."""
-    job = SEPARATE | options | {"num_steps": 2}
+def planned(cluster: Cluster, *, replays: bool = True, **options: Any) -> Result:
+    """A real planner plans every pass from the routing that is replayed, or else from the passes before."""
+    job = SEPARATE | options | {"num_steps": 2, "use_routing_replay": replays, "use_rollout_routing_replay": replays}
     plain = Trained(cluster, **job).train(1)
-    with running_planner() as address, noted_outcomes() as outcomes:
+    with running_planner() as address, noted_outcomes(awaits_history=not replays) as outcomes:
         # A busy machine may take long over the first solve of a planner.
         os.environ.update(RELIBRA_PLANNER=address, RELIBRA_JOB="slime", RELIBRA_PLAN_TIMEOUT_S="200")
         balanced = with_plugin(cluster, **job).train(1)
@@ -207,15 +208,7 @@ def packed(cluster: Cluster) -> Result:
 
 
 def refused(cluster: Cluster) -> Result:
-    """Options that relibra cannot balance are refused before the model is built."""
+    """A job that cannot be balanced is refused before its model is built."""
     os.environ.pop("RELIBRA_PLANNER", None)
     folder = shared_folder()
-    found = {
-        "no planner": refusal(lambda: SlimeActor(cluster, folder, custom_megatron_init_path=INIT[SlimeActor])),
-        "no replay": refusal(
-            lambda: SlimeActor(
-                cluster, folder, custom_megatron_init_path=INIT[SlimeActor], use_rollout_routing_replay=False
-            )
-        ),
-    }
-    return {"messages": found}
+    return {"message": refusal(lambda: SlimeActor(cluster, folder, custom_megatron_init_path=INIT[SlimeActor]))}
