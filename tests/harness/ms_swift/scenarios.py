@@ -115,8 +115,9 @@ def a_planner_plans_log_probs_of_a_generation_and_each_of_its_updates(at: Rank) 
 
 
 def S5_a_job_that_replays_nothing_is_planned_from_history(at: Rank) -> None:
-    """A real planner plans it from the passes before."""
-    CONTRACT.check_planned_from_history(at, "ms-swift-history", of_build={"router_replay_mode": "disabled"})
+    """So is one with R2, whose routes ms-swift keeps as one rank recorded them."""
+    for mode in ("disabled", "R2"):
+        CONTRACT.check_planned_from_history(at, f"ms-swift-{mode}", of_build={"router_replay_mode": mode})
 
 
 SCENARIOS = named(
