@@ -49,6 +49,12 @@ class Job:
     def submit(self, pass_index: int) -> list[bool]:
         return self._each(lambda passes: passes.submit(pass_index, mock.Mock()))
 
+    def has_planner(self) -> list[bool]:
+        return self._each(PlannedPasses.has_planner)
+
+    def lose(self) -> None:
+        self._each(PlannedPasses.note_lost)
+
     def _each(self, call: Callable[[PlannedPasses], T]) -> list[T]:
         return self._ranks.run(lambda rank: call(self.passes[rank]))
 
@@ -72,10 +78,10 @@ def test_L1_no_rank_waits_for_the_plan_of_a_pass_that_the_planner_refused(
     for index in range(3):
         assert job.submit(index) == [False, False]
     assert caplog.text.count("too many micro-batches") == 1, "the log says it once"
-    assert "submitted again" not in caplog.text, "reports that are taken are no schedules"
+    assert "work again" not in caplog.text, "reports that are taken are no schedules"
     job.submitted.side_effect = None
     assert job.submit(3) == [True, True]
-    assert caplog.text.count("passes are submitted again, after 3 that were not") == 1
+    assert caplog.text.count("calls to the planner work again, after 3 that failed") == 1
 
 
 def test_S9_a_batch_that_cannot_be_read_on_one_rank_stops_no_rank(job: Job, caplog: pytest.LogCaptureFixture) -> None:
@@ -100,6 +106,19 @@ def test_L2_a_job_that_is_lost_is_registered_again_after_a_minute(job: Job, plac
     job.clock.return_value = 60.0
     assert job.submit(2) == [True, True]
     assert job.register.call_count == 2
+
+
+def test_L2_a_job_that_submits_nothing_is_registered_again_too(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    job.lose()
+    assert job.has_planner() == [False, False]
+    job.register.side_effect = Unavailable("away")
+    job.clock.return_value = 60.0
+    assert job.has_planner() == [False, False]
+    job.register.side_effect = None
+    job.clock.return_value = 120.0
+    assert job.has_planner() == [True, True]
+    assert job.register.call_count == 3
+    assert caplog.text.count("calls to the planner work again, after 1 that failed") == 1
 
 
 def test_closing_ends_the_calls_of_every_rank(job: Job) -> None:

@@ -99,7 +99,9 @@ class SlimeActor:
     """
 
     def __init__(self, cluster: Cluster, folder: Path, *, sharded: bool = False, **options: Any) -> None:
-        os.environ["ENABLE_ROUTING_REPLAY"] = str(int(options.get("use_routing_replay", True)))  # as its group of actors
+        os.environ["ENABLE_ROUTING_REPLAY"] = str(
+            int(options.get("use_routing_replay", True))
+        )  # as its group of actors
         slime = self._slime = code()
         slime.replay.RoutingReplay.all_routing_replays = []  # those of another job in this process
         slime.actor.Timer().start_time.clear()

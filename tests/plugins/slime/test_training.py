@@ -32,6 +32,7 @@ class Recorded:
 
     def begin_step(self, step: int, phase: Phase, *, plan_timeout_s: float | None) -> Any:
         self.calls.append((phase, step))
+        return SimpleNamespace(causes=())
 
     def end_step(self) -> None:
         self.calls.append("end")
