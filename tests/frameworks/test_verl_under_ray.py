@@ -18,7 +18,6 @@ def test_every_pass_is_planned_with_what_the_plug_in_finds_in_actors_of_ray(verl
         assert launch["cluster"] == [1, 2, 1]  # nodes, GPUs of each, EP groups
         assert len(launch["outcomes"]) == 4
         assert all(each["is_applied"] for each in launch["outcomes"]), launch["outcomes"]
-        assert any(each["num_moved"] for each in launch["outcomes"])
         assert any(each["num_replicas"] for each in launch["outcomes"])
     assert "routing is not replayed" not in verl_under_ray.log
 
