@@ -168,7 +168,7 @@ class Layers:
             owner=self,
             index=0,
             cells=cells,
-            realised=RealisedLoad(1, MODEL.num_layers),
+            realised=RealisedLoad(1, MODEL.num_layers, MODEL.num_experts),
             given_experts=None,
         )
         transfer_schedule.cache_clear()

@@ -82,15 +82,14 @@ def test_formats_are_detected_and_several_files_become_domains(config, tmp_path)
     np.testing.assert_array_equal(count_sequences(trace), [count(each, DENSE_FIRST) for each in rows])
 
 
-def test_the_model_may_be_given_by_numbers_and_fillers_by_trainer(tmp_path):
+def test_the_model_may_be_given_by_numbers(tmp_path):
     rows = routes(0, 12, HYBRID)
     source = tmp_path / "samples.jsonl"
     source.write_text(json.dumps({"rollout_routed_experts": sglang(rows, HYBRID), "tokens": [0] * 13}))
     model = ("--layers", 6, "--experts", 128, "--top-k", 2, "--dense-layers", "1,3-4")
-    printed = relibra("record", source, *model, "--trainer", "slime", "-o", tmp_path / "trace.npz")
-    assert "no recorded route" not in printed
-    trace = read_trace(tmp_path / "trace.npz")
-    np.testing.assert_array_equal(trace.routed_experts, [*rows, [[0, 1], [4, 5], [10, 11]]])
+    printed = relibra("record", source, *model, "-o", tmp_path / "trace.npz")
+    assert "1 tokens without a recorded route are left out" in printed
+    np.testing.assert_array_equal(read_trace(tmp_path / "trace.npz").routed_experts, rows)
 
 
 def test_turns_are_joined(config, tmp_path):
@@ -140,21 +139,6 @@ def test_S9_a_file_of_which_most_or_all_is_left_out_is_loud(config, tmp_path):
     assert not (tmp_path / "trace.npz").exists()
 
 
-def test_S9_a_sequence_that_the_trainer_refuses_is_left_out(config, tmp_path):
-    rows = routes(0, 9, DENSE_FIRST)
-    write_responses(tmp_path / "samples.jsonl", 2)
-    lost = {"rollout_routed_experts": sglang(rows, DENSE_FIRST), "tokens": [0] * 10}
-    gap = all_layers(rows, DENSE_FIRST, "int32")
-    gap[4] = 0
-    lost["rollout_routed_experts"] = gap.tolist()
-    with (tmp_path / "samples.jsonl").open("a") as file:
-        file.write(json.dumps(lost) + "\n")
-    args = ("--model-config", config, "--trainer", "slime", "-o", tmp_path / "trace.npz")
-    result = run("record", tmp_path / "samples.jsonl", *args)
-    assert (result.exit_code, "1 x sequence 2: " in result.stderr) == (1, True)
-    assert read_trace(tmp_path / "trace.npz").num_sequences == 2
-
-
 def test_router_traces_of_all_ranks_keep_their_schedule(config, tmp_path):
     for rank in range(8):
         with (tmp_path / f"router_trace_rank{rank}.jsonl").open("w") as file:
@@ -181,7 +165,6 @@ def test_S7_faults_say_where_and_what_to_do_and_nothing_is_written(config, tmp_p
         (good, ("--layers", 0, "--experts", 64, "--top-k", 4), "--layers: expected 1 to 4096"),
         (good, ("--layers", 4, "--experts", 64, "--top-k", 4, "--dense-layers", "3-9"), "--dense-layers: expected"),
         (good, ("--layers", 4, "--experts", 64, "--top-k", 4, "--dense-layers", "x"), "--dense-layers: expected"),
-        (good, (*with_config, "--trainer", "x"), "--trainer: expected verl or"),
         (good, (*with_config, "--format", "x"), "--format: expected vllm or"),
         (good, (*with_config, "--turns-by", "x"), "line 1: x: expected to name the sequence"),
         (good, ("--model-config", tmp_path / "none", "-o", output), "model config: expected a Hugging Face config"),

@@ -195,6 +195,22 @@ def test_S5_a_planner_plans_every_pass_of_a_parallel_layout_from_the_routing_tha
     assert not any("routing differs from what was planned" in each for each in messages())
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@on_ranks(EP2_EDP2, alone=True)
+def test_S5_a_job_that_replays_nothing_is_planned_from_history(cluster, framework):
+    job = SEPARATE | {"num_steps": 2, "framework": framework}
+    job |= {"use_routing_replay": False, "use_rollout_routing_replay": False}
+    plain = Trained(cluster, **job).train(1)
+    with running_planner() as address, noted_outcomes(awaits_history=True) as outcomes:
+        os.environ.update(RELIBRA_PLANNER=address, RELIBRA_JOB="slime", RELIBRA_PLAN_TIMEOUT_S="200")
+        balanced = with_plugin(cluster, **job).train(1)
+        dist.barrier()
+    assert [outcome.step for outcome in outcomes] == list(range(4))
+    assert not outcomes[0].applied
+    assert any(outcome.applied and outcome.num_replicas for outcome in outcomes), outcomes
+    check_equal(balanced, plain)
+
+
 @on_ranks(EP4, alone=True)
 def test_S5_losses_and_sent_weights_are_those_of_slime_where_relibra_deals_the_samples(cluster):
     """The rollout manager asks a real planner which micro-batch and which of four ranks on two nodes each sample gets.
@@ -243,12 +259,8 @@ def test_S5_losses_and_sent_weights_are_those_of_slime_where_relibra_deals_the_s
     assert not any("routing differs from what was planned" in each for each in messages())
 
 
-@pytest.mark.parametrize(
-    ("options", "missing"),
-    [({}, "RELIBRA_PLANNER"), ({"use_rollout_routing_replay": False}, "--use-rollout-routing-replay")],
-)
 @on_ranks(EP2_EDP2, alone=True)
-def test_S9_a_job_that_cannot_be_balanced_is_refused_before_its_model_is_built(cluster, options, missing):
+def test_S9_a_job_that_cannot_be_balanced_is_refused_before_its_model_is_built(cluster):
     os.environ.pop("RELIBRA_PLANNER", None)
     init = "relibra.integrations.slime.init"
-    assert missing in refusal(lambda: SlimeActor(cluster, shared_folder(), custom_megatron_init_path=init, **options))
+    assert "RELIBRA_PLANNER" in refusal(lambda: SlimeActor(cluster, shared_folder(), custom_megatron_init_path=init))

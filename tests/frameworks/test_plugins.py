@@ -17,6 +17,7 @@ VERL = (
     "S5_training_goes_on_from_a_checkpoint_after_reorders",
     "S5_a_planner_plans_every_pass_of_batches_of_dynamic_size",
     "recorded_routing_is_planned_for_the_update",
+    "S5_a_job_that_replays_nothing_is_planned_from_history",
     "S5_training_is_that_of_verl_alone_when_verl_offloads_everything",
     "a_critic_and_a_reference_in_the_same_process_stay_as_they_are",
     "S5_mbridge_exports_saves_and_loads_every_expert_under_its_name_after_reorders",
@@ -31,6 +32,7 @@ SKYRL = (
     "skyrl_alone_continues_from_a_checkpoint_after_reorders",
     "a_planner_plans_micro_batches_of_equal_size",
     "a_planner_plans_micro_batches_by_tokens",
+    "S5_a_job_that_replays_nothing_is_planned_from_history",
     "experts_stay_while_gradients_accumulate",
     "the_entry_point_trains_with_the_worker_of_the_plug_in",
 )
@@ -38,7 +40,7 @@ AREAL = (
     *RENAMING,
     "S5_a_checkpoint_of_hugging_face_has_every_expert_under_its_name_after_reorders",
     "S5_mbridge_sends_saves_loads_and_recovers_every_expert_under_its_name_after_reorders",
-    "a_planner_forecasts_passes_from_the_passes_before",
+    "S5_a_job_that_replays_nothing_is_planned_from_history",
     "the_trainer_creates_the_engine_of_the_plug_in",
 )
 MS_SWIFT = (
@@ -46,16 +48,16 @@ MS_SWIFT = (
     "permuted_and_stale_weights_are_seen",
     "S5_ms_swift_alone_loads_a_checkpoint_after_reorders",
     "a_planner_plans_log_probs_of_a_generation_and_each_of_its_updates",
-    "a_job_that_replays_nothing_is_refused",
+    "S5_a_job_that_replays_nothing_is_planned_from_history",
 )
 NEMO_RL = (
     *RENAMING,
-    "the_planned_rows_are_those_that_nemo_rl_gives_to_its_routers",
     "a_reference_that_is_swapped_in_by_place_is_seen",
     "S9_what_nemo_rl_alone_does_by_place_is_refused_after_a_reorder",
     "a_planner_plans_packed_sequences",
     "a_planner_plans_batches_of_dynamic_size",
     "a_planner_plans_padded_batches",
+    "S5_a_job_that_replays_nothing_is_planned_from_history",
     "a_worker_without_optimizer_gets_no_agent",
     "a_script_that_is_run_through_the_plug_in_starts_its_workers_in_the_environment_of_nemo_rls",
 )

@@ -18,7 +18,6 @@ def test_every_pass_is_planned_with_what_the_plug_in_finds_in_actors_of_ray(verl
         assert launch["cluster"] == [1, 2, 1]  # nodes, GPUs of each, EP groups
         assert len(launch["outcomes"]) == 4
         assert all(each["is_applied"] for each in launch["outcomes"]), launch["outcomes"]
-        assert any(each["num_moved"] for each in launch["outcomes"])
         assert any(each["num_replicas"] for each in launch["outcomes"])
     assert "routing is not replayed" not in verl_under_ray.log
 
@@ -68,5 +67,6 @@ def test_S9_the_driver_hears_why_a_job_is_refused(verl_under_ray: Any) -> None:
 
 def test_L1_a_job_whose_planner_is_away_trains_on_and_says_so_in_the_log_of_ray(verl_under_ray: Any) -> None:
     for result in verl_under_ray.of("away"):
-        assert result["outcomes"] == []
+        assert result["outcomes"]
+        assert not any(each["is_applied"] for each in result["outcomes"])
     assert verl_under_ray.log.count("job away trains without plans") == 1

@@ -1,10 +1,9 @@
-"""Batches in the form of each framework, and the rows that its trainer replays, both written from the framework's code.
+"""Batches in the form of each framework, and the rows of the rollout in them, both written from the framework's code.
 
-N tokens, X transformer layers, L MoE layers, K top-k.
+N tokens, X transformer layers, L MoE layers, E experts, K top-k.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,67 +13,11 @@ from numpy.typing import NDArray
 
 from harness.engine_payloads import all_layers, routes
 from relibra.routing import ModelLayers
-from relibra.routing.token_layout import ParallelLayout
-from relibra.steps import RankBatch, TrainerLayout
-from relibra.steps.rank_parts import count_rank
+from relibra.steps import RankBatch
 
 LAYERS = ModelLayers(num_experts=8, top_k=2, is_moe=(False, True, True))
-RANKS = ParallelLayout(data=2, context=2, tensor=2, expert=4)
-"""Eight ranks in two EP groups, with every way of splitting a sequence."""
 LENGTHS = ([13, 7, 22, 5], [9, 18, 4, 11])
 """The number of tokens of each sequence, by data rank."""
-NATIVE = -1
-
-Counts = NDArray[np.int64]
-Fill = Callable[[int], NDArray[np.integer]]
-"""Returns so many rows of padding, `[P, L, K]`."""
-
-
-@dataclass
-class Replayed:
-    """Counts of the rows that each rank of a stage replays in each micro-batch, by (row, source rank)."""
-
-    ranks: ParallelLayout = field(default_factory=lambda: RANKS)
-    num_micro_batches: int = 2
-
-    def __post_init__(self) -> None:
-        self.counts_MRLE = np.zeros(
-            (self.ranks.num_ep_groups * self.num_micro_batches, self.ranks.expert, LAYERS.num_moe_layers, 8), np.int64
-        )
-
-    def add(self, data_rank: int, micro_batch: int, context: int, tensor: int, rows_NLK: NDArray[np.integer]) -> None:
-        """Count the rows of one rank, except NATIVE rows, whose experts the router chooses."""
-        rank = (data_rank * self.ranks.context + context) * self.ranks.tensor + tensor
-        group, source = divmod(rank, self.ranks.expert)
-        counts_LE = self.counts_MRLE[group * self.num_micro_batches + micro_batch, source]
-        for row_LK in rows_NLK:
-            for layer, chosen_K in enumerate(row_LK):
-                for expert in chosen_K:
-                    if expert != NATIVE:
-                        counts_LE[layer, expert] += 1
-
-    def add_packed(
-        self,
-        data_rank: int,
-        micro_batch: int,
-        sequences: Sequence[NDArray[np.integer]],
-        fill: Fill,
-        *,
-        sequence_multiple: int,
-        rank_multiple: int = 1,
-    ) -> None:
-        """Pad sequences, cut them in zigzag, concatenate each rank's cuts, pad again, and cut by tensor rank."""
-        context, tensor = self.ranks.context, self.ranks.tensor
-        for rank in range(context):
-            cuts = []
-            for rows_NLK in sequences:
-                padded = np.concatenate([rows_NLK, fill(-len(rows_NLK) % sequence_multiple)])
-                chunks = np.split(padded, 2 * context)
-                cuts += [chunks[rank], chunks[2 * context - 1 - rank]]
-            local = np.concatenate(cuts)
-            local = np.concatenate([local, fill(-len(local) % rank_multiple)])
-            for part, rows_NLK in enumerate(np.split(local, tensor)):
-                self.add(data_rank, micro_batch, rank, part, rows_NLK)
 
 
 def sequence_rows(data_rank: int) -> list[NDArray[np.int64]]:
@@ -82,25 +25,17 @@ def sequence_rows(data_rank: int) -> list[NDArray[np.int64]]:
     return [routes(10 * data_rank + place, length - 1, LAYERS) for place, length in enumerate(LENGTHS[data_rank])]
 
 
-def with_last(rows_NLK: NDArray[np.integer], last: NDArray[np.integer]) -> NDArray[np.integer]:
-    """Append the row of the last token."""
-    return np.concatenate([rows_NLK, last])
-
-
-def native(num_rows: int) -> NDArray[np.int64]:
-    """Return rows whose experts the router chooses."""
-    return np.full((num_rows, LAYERS.num_moe_layers, LAYERS.top_k), NATIVE)
-
-
 def first_experts(num_rows: int) -> NDArray[np.int64]:
     """Return rows of `arange(topk)`."""
     return np.broadcast_to(np.arange(LAYERS.top_k), (num_rows, LAYERS.num_moe_layers, LAYERS.top_k))
 
 
-def consecutive_ids(num_rows: int) -> NDArray[np.int64]:
-    """Return the rows of slime's `_pad_routed_experts`, MoE layers only."""
-    flat = np.arange(num_rows * LAYERS.num_layers * LAYERS.top_k) % LAYERS.num_experts
-    return flat.reshape(num_rows, LAYERS.num_layers, LAYERS.top_k)[:, 1:]
+def check_rows(batch: RankBatch, micro_batches: Sequence[Sequence[NDArray[np.integer]]]) -> None:
+    """Check that the sequences of each micro-batch have these rows, and no others."""
+    found = [[batch.routings[place].routed_TLK for place in places] for places in batch.micro_batches]
+    assert [list(map(len, of_one)) for of_one in found] == [list(map(len, of_one)) for of_one in micro_batches]
+    for of_one, expected in zip(found, micro_batches, strict=True):
+        np.testing.assert_array_equal(np.concatenate(of_one), np.concatenate(expected))
 
 
 def slime_rollout_data(data_rank: int) -> dict[str, Any]:
@@ -120,7 +55,7 @@ def verl_data(data_rank: int, *, is_recorded: bool = False) -> dict[str, Any]:
     """Return jagged int16 `data` of verl 1dda039's `forward_backward_batch`; R2 has a row for every token."""
     rows = sequence_rows(data_rank)
     if is_recorded:
-        rows = [with_last(each, routes(99, 1, LAYERS)) for each in rows]
+        rows = [np.concatenate([each, routes(99, 1, LAYERS)]) for each in rows]
         routed = [torch.from_numpy(each.astype(np.int16)) for each in rows]
     else:
         routed = [torch.from_numpy(all_layers(each, LAYERS, "int16")) for each in rows]
@@ -172,11 +107,3 @@ def skyrl_batches(data_rank: int, *, is_packed: bool = True) -> list[dict[str, A
             of_batch = SimpleNamespace(values=of_batch[of_mask.bool()], cu_seqlens=offsets)
         batches.append({"rollout_expert_indices": of_batch, "attention_mask": of_mask})
     return batches
-
-
-def trained_counts(batch: RankBatch, data_rank: int, trainer: TrainerLayout, num_micro_batches: int = 2) -> Counts:
-    """Return the counts of a batch's parts, by (row, source rank)."""
-    counts_MRLE = Replayed(trainer.ranks, num_micro_batches).counts_MRLE
-    for part in count_rank(batch, data_rank, trainer):
-        counts_MRLE[part.ep_group * num_micro_batches + part.micro_batch, part.source_rank] += part.counts.counts_LE
-    return counts_MRLE

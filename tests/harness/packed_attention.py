@@ -32,10 +32,11 @@ def install(*, is_zigzag: bool = True) -> None:
         own(self, alone, *args, **options)
 
     def forward(
-        self: Any, query: Any, key: Any, value: Any, *args: Any, packed_seq_params: Any = None, **more: Any
+        self: Any, query: Any, key: Any, value: Any, mask: Any, *args: Any, packed_seq_params: Any = None, **more: Any
     ) -> Any:
         if packed_seq_params is None:
-            return plain(self, query, key, value, *args, **more)
+            # A mask `[B, S]` names the padding behind each sequence, at which no token of it looks.
+            return plain(self, query, key, value, None if mask is not None and mask.dim() == 2 else mask, *args, **more)
         bounds = packed_seq_params.cu_seqlens_q_padded
         bounds = (packed_seq_params.cu_seqlens_q if bounds is None else bounds).tolist()
         group = parallel_state.get_context_parallel_group()

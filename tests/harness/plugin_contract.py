@@ -4,6 +4,7 @@ A `Plugin` says how a framework's engine is built, alone and with the plug-in, a
 trains and compares. What one framework has besides stands in its wing, as scenarios of the same form.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from harness.scripted_passes import scripted_passes
 from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
 from harness.trained import NUM_EXPORTED, ROUNDING, Trained, differing
 from relibra.agent import Agent, StepOutcome
-from relibra.planning import Cluster, Model
+from relibra.planning import Cause, Cluster, Model
+from relibra.wire.client import PlannerClient
 
 AWAY = "127.0.0.1:1"
 """The address of no planner."""
@@ -28,6 +30,8 @@ CLUSTER = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1)
 NUM_STALE = 60
 """Fewer tensors than differ between two updates."""
 _MOST_MICRO_BATCHES = 8
+_HISTORY_S = 50.0
+"""Less than a rank waits for another."""
 
 Exported = dict[str, torch.Tensor]
 
@@ -63,17 +67,36 @@ def refused(of_class: type[Exception], text: str) -> Iterator[None]:
 
 
 @contextmanager
-def noted_outcomes() -> Iterator[list[StepOutcome]]:
-    """Yield a list that gets the outcome of every pass that begins under a plan in the body."""
+def noted_outcomes(*, awaits_history: bool = False) -> Iterator[list[StepOutcome]]:
+    """Yield a list that gets the outcome of every pass that begins in the body.
+
+    Args:
+        awaits_history: whether a pass begins only when the planner has a plan from the reports of the pass before the
+            last one. Passes are much longer in a job than here, and the planner has made the plan meanwhile.
+    """
     outcomes: list[StepOutcome] = []
     plain = Agent.begin_step
 
-    def begin_step(self: Agent, *args: Any) -> StepOutcome:
-        outcomes.append(plain(self, *args))
+    def begin_step(self: Agent, step: int, *args: Any, **kwargs: Any) -> StepOutcome:
+        if awaits_history:
+            _await_history(self, step - 1)
+        outcomes.append(plain(self, step, *args, **kwargs))
         return outcomes[-1]
 
     with mock.patch.object(Agent, "begin_step", begin_step):
         yield outcomes
+
+
+def _await_history(agent: Agent, step: int) -> None:
+    """Return once the planner has a plan for `step` from the reports of earlier steps."""
+    config, deadline_s = agent._config, time.monotonic() + _HISTORY_S
+    with PlannerClient(config.planner_address, attempt=config.attempt) as planner:
+        planned = 0
+        while planned < step:
+            assert time.monotonic() < deadline_s, f"no plan from history for step {step} within {_HISTORY_S} s"
+            time.sleep(0.01)
+            plan = planner.fetch_plan(config.job_id, step + 1, config.model)
+            planned = 0 if plan is None else plan.step
 
 
 @contextmanager
@@ -175,22 +198,43 @@ class Contract:
         assert len(differing(self.plugin.exported(self.moved), self.alone.exports[-2])) > NUM_STALE
 
     def L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in(self, at: Rank) -> None:
-        """The planner is away: nothing is planned, and all is that of the framework alone."""
+        """The planner is away: no pass has a plan or waits for one, and all is that of the framework alone."""
         self.plugin.environment(AWAY, "away")
         with noted_outcomes() as outcomes:
             trained = self.plugin.train(at, self.plugin.build(at, balanced=True))
-        assert outcomes == []
+        assert outcomes
+        assert not any(outcome.applied or outcome.kept for outcome in outcomes)
         check_equal(trained, self.alone)
+
+    def check_planned_from_history(
+        self, at: Rank, job: str, *, of_build: Mapping[str, Any] = {}, **of_train: Any
+    ) -> None:
+        """Check that a real planner plans a job whose routing nobody knows in advance from the passes before.
+
+        The first pass has no plan, the last one has one, and all is that of the framework alone.
+        """
+        outcomes = self.trained(at, job, awaits_history=True, of_build=of_build, **of_train)
+        assert (outcomes[0].applied, outcomes[0].causes) == (None, (Cause.UNSCHEDULED,))
+        later = [outcome for outcome in outcomes if outcome.step > 1]
+        assert later
+        assert all(outcome.applied or outcome.kept for outcome in later), [outcome.reason for outcome in later]
+        assert any(outcome.applied and outcome.num_replicas for outcome in later)
 
     def check_planned(
         self, at: Rank, job: str, num_passes: int, *, of_build: Mapping[str, Any] = {}, **of_train: Any
     ) -> None:
         """Check that a real planner plans every pass of a job, and that all is that of the framework alone."""
+        check_planned(self.trained(at, job, of_build=of_build, **of_train), num_passes)
+
+    def trained(
+        self, at: Rank, job: str, *, awaits_history: bool = False, of_build: Mapping[str, Any] = {}, **of_train: Any
+    ) -> list[StepOutcome]:
+        """Run a job with a real planner; check that all is that of the framework alone, and return the outcomes."""
         alone = self.plugin.train(at, self.plugin.build(at, balanced=False, **of_build), **of_train)
         self.plugin.environment(at.planner, job)
-        with noted_outcomes() as outcomes:
+        with noted_outcomes(awaits_history=awaits_history) as outcomes:
             engine = self.plugin.build(at, balanced=True, **of_build)
             trained = self.plugin.train(at, engine, **of_train)
-        check_planned(outcomes, num_passes)
         check_equal(trained, alone)
         self.plugin.close(engine)
+        return outcomes

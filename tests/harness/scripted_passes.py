@@ -18,7 +18,6 @@ def scripted_passes(plans: dict[int, StepPlan | None]) -> Iterator[ScriptedPlans
     source = ScriptedPlans(plans)
     with (
         mock.patch.object(attached_job, "attach", partial(attach, plans=source)),
-        mock.patch.object(PlannedPasses, "plan", return_value=True),
-        mock.patch.object(PlannedPasses, "forecast", return_value=True),
+        mock.patch.object(PlannedPasses, "submit", return_value=True),
     ):
         yield source

@@ -76,8 +76,8 @@ def note_outcomes(agent: Any) -> list[Result]:
     noted: list[Result] = []
     begin = agent.begin_step
 
-    def begin_step(*args: Any) -> Any:
-        outcome = begin(*args)
+    def begin_step(*args: Any, **kwargs: Any) -> Any:
+        outcome = begin(*args, **kwargs)
         noted.append(
             {
                 "is_applied": outcome.applied is not None,

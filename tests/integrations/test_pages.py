@@ -10,13 +10,10 @@ import pytest
 
 from harness.doc_blocks import python_of
 from harness.engine_payloads import all_layers, areal
-from harness.framework_batches import (
-    LAYERS,
-    sequence_rows,
-)
+from harness.framework_batches import LAYERS, sequence_rows
 from harness.services import Service
 from relibra.planning import Cluster, Model, Schedule, StepLoad
-from relibra.planning.plan import Basis
+from relibra.planning.plan import Level
 from relibra.wire.client import PlannerClient
 
 pytestmark = pytest.mark.integration
@@ -36,9 +33,11 @@ def run_page(page: str, names: dict[str, Any], address: str, folder: Path) -> di
     return names
 
 
-def check_plan_of(page: str, address: str, step: int) -> None:
+def check_plan_of(page: str, address: str, step: int, level: Level = Level.MICRO_BATCHES) -> None:
     with PlannerClient(address) as client:
         plan = client.fetch_plan(f"page-{page}", step, MODEL, wait_s=60)
+    assert plan is not None
+    assert plan.level is level
     assert plan.home_rank_LE.shape == (2, 8)
     assert len(plan.replica_index_Y4)
 
@@ -67,32 +66,21 @@ def test_areal(shared_planner: Service, tmp_path: Path) -> None:
             "responses": responses,
             "planner": client,
             "sequence_ids": [name for name, _ in responses],
-            "schedule": Schedule.round_robin(4, 2, cluster),
         }
         run_page("areal", names, shared_planner.address, tmp_path)
-        assert client.fetch_plan("page-areal", 4, MODEL, wait_s=60).basis is Basis.ROLLOUT
-    check_plan_of("areal", shared_planner.address, 4)
+    check_plan_of("areal", shared_planner.address, 4, Level.STEP)
 
 
-def test_forecast(shared_planner: Service, tmp_path: Path) -> None:
+def test_forecast(tmp_path: Path) -> None:
     cluster = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
     load_LE = np.random.default_rng(0).integers(100, 200, (2, 8)) * np.arange(1, 9)
-    routed_TLK = np.stack([np.repeat(np.arange(8), 2 * load_E // load_E.min()) for load_E in [np.arange(1, 9)] * 2], 1)
-    trained: list[int] = []
     names = {
-        "step": 0,
-        "num_micro_batches": 2,
-        "train": trained.append,
-        "routed_in": lambda step: [("all", np.stack([routed_TLK, (routed_TLK + 1) % 8], axis=-1))],
-        "num_sequences": 16,
+        "cluster": cluster,
+        "model": MODEL,
         "home_rank": cluster.identity_placement(MODEL),
-        "previous_loads": [load_LE],
         "micro_batches": np.stack([load_LE, load_LE[:, ::-1]]),
-        "actual_load": StepLoad.of(np.broadcast_to(load_LE, (16, 2, 8)), Schedule.round_robin(16, 2, cluster), cluster),
+        "actual_load": StepLoad.of(np.broadcast_to(load_LE, (16, 2, 8)), Schedule.round_robin(16, 1, cluster), cluster),
     }
-    names = run_page("forecast", names, shared_planner.address, tmp_path)
-    assert trained == [0]
-    assert names["plan"].prediction.basis is Basis.PREVIOUS_STEPS
+    names = run_page("forecast", names, "", tmp_path)
+    assert names["plan"].prediction.level is Level.HISTORY
     assert names["loads"].sum() == 16 * load_LE.sum()
-    names["submit_forecast"](names["planner"], "page-forecast", 1, 2, cluster)
-    check_plan_of("forecast", shared_planner.address, 1)

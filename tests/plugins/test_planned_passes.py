@@ -3,10 +3,9 @@
 import logging
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import TypeVar
 from unittest import mock
 
-import numpy as np
 import pytest
 
 from harness.thread_ranks import ThreadRanks
@@ -34,29 +33,27 @@ class Job:
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=self.clock))
         monkeypatch.setattr(module, "report_rank", self.reported)
         monkeypatch.setattr(module, "submit_step", self.submitted)
-        monkeypatch.setattr(module, "submit_forecast", self.submitted)
         settings = PluginSettings(planner="planner:7420", job="job")
-        trainer: Any = SimpleNamespace(ranks=SimpleNamespace(data=WORLD))
         with (
             mock.patch.object(module, "PlannerClient", autospec=True) as client,
-            mock.patch.object(module, "RolloutReporter", autospec=True) as reporter,
+            mock.patch.object(module, "RolloutReporter", autospec=True),
         ):
             self.passes = ranks.run(
                 lambda rank: PlannedPasses(
-                    settings, MODEL, CLUSTER, trainer, data_rank=rank, is_reporting=True, attempt="launch"
+                    settings, MODEL, CLUSTER, ep_group=0, ep_rank=rank, is_reporting=True, attempt="launch"
                 )
             )
-        self.register, self.report_counts = client.return_value.register_job, reporter.return_value.report_counts
+        self.register = client.return_value.register_job
         self._each(PlannedPasses.register)
 
-    def plan(self, pass_index: int) -> list[bool]:
-        return self._each(lambda passes: passes.plan(pass_index, mock.Mock()))
+    def submit(self, pass_index: int) -> list[bool]:
+        return self._each(lambda passes: passes.submit(pass_index, mock.Mock()))
 
-    def forecast(self, pass_index: int) -> list[bool]:
-        return self._each(lambda passes: passes.forecast(pass_index, 2))
+    def has_planner(self) -> list[bool]:
+        return self._each(PlannedPasses.has_planner)
 
-    def note_routed(self, pass_index: int) -> None:
-        self._each(lambda passes: passes.note_routed(pass_index, np.ones((1, 4), dtype=np.uint32)))
+    def lose(self) -> None:
+        self._each(PlannedPasses.note_lost)
 
     def _each(self, call: Callable[[PlannedPasses], T]) -> list[T]:
         return self._ranks.run(lambda rank: call(self.passes[rank]))
@@ -67,32 +64,30 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
     return Job(monkeypatch)
 
 
-def test_a_pass_that_the_planner_takes_has_a_plan_on_all_ranks(job: Job) -> None:
-    assert job.plan(0) == [True, True]
+def test_a_pass_that_the_planner_takes_is_submitted_once_for_all_ranks(job: Job) -> None:
+    assert job.submit(0) == [True, True]
     assert job.reported.call_count == WORLD
     assert job.submitted.call_count == 1
     assert job.submitted.call_args.args[3] == ["a schedule"] * WORLD
-    assert job.forecast(1) == [True, True]
 
 
-@pytest.mark.parametrize("kind", ["plan", "forecast"])
 def test_L1_no_rank_waits_for_the_plan_of_a_pass_that_the_planner_refused(
-    job: Job, kind: str, caplog: pytest.LogCaptureFixture
+    job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
     job.submitted.side_effect = InvalidInput("too many micro-batches")
     for index in range(3):
-        assert getattr(job, kind)(index) == [False, False]
+        assert job.submit(index) == [False, False]
     assert caplog.text.count("too many micro-batches") == 1, "the log says it once"
-    assert "planned again" not in caplog.text, "reports that are taken are no plans"
+    assert "work again" not in caplog.text, "reports that are taken are no schedules"
     job.submitted.side_effect = None
-    assert getattr(job, kind)(3) == [True, True]
-    assert caplog.text.count("passes are planned again, after 3 without a plan") == 1
+    assert job.submit(3) == [True, True]
+    assert caplog.text.count("calls to the planner work again, after 3 that failed") == 1
 
 
 def test_S9_a_batch_that_cannot_be_read_on_one_rank_stops_no_rank(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    job.reported.side_effect = lambda *args, **_: args[3] or {}["routed_experts"]  # rank 0 alone
-    assert job.plan(0) == [False, False]
-    (record,) = [each for each in caplog.records if "trains without a plan" in each.getMessage()]
+    job.reported.side_effect = lambda *args, **_: args[3] != "rank-0" or {}["routed_experts"]  # rank 0 alone
+    assert job.submit(0) == [False, False]
+    (record,) = [each for each in caplog.records if "does not know the micro-batches" in each.getMessage()]
     assert record.levelno == logging.ERROR
     assert "KeyError: 'routed_experts'" in record.getMessage()
     assert record.exc_info is not None
@@ -103,28 +98,27 @@ def test_S9_a_batch_that_cannot_be_read_on_one_rank_stops_no_rank(job: Job, capl
 @pytest.mark.parametrize("place", ["reported", "submitted"])
 def test_L2_a_job_that_is_lost_is_registered_again_after_a_minute(job: Job, place: str, error: Exception) -> None:
     getattr(job, place).side_effect = error
-    assert job.plan(0) == [False, False]
+    assert job.submit(0) == [False, False]
     getattr(job, place).side_effect = None
     job.clock.return_value = 59.0
-    assert job.plan(1) == [False, False]
+    assert job.submit(1) == [False, False]
     assert job.register.call_count == 1
     job.clock.return_value = 60.0
-    assert job.plan(2) == [True, True]
+    assert job.submit(2) == [True, True]
     assert job.register.call_count == 2
 
 
-def test_S9_routing_that_is_not_reported_is_said_apart_from_passes_without_a_plan(
-    job: Job, caplog: pytest.LogCaptureFixture
-) -> None:
-    job.report_counts.side_effect = Unavailable("no room")
-    job.note_routed(0)
-    assert caplog.text.count("no forecast knows the routing of pass 0: no room") == WORLD
-    assert job.forecast(1) == [True, True]
-    assert "again" not in caplog.text
-    job.report_counts.side_effect = None
-    job.note_routed(1)
-    assert caplog.text.count("the routing of passes is reported again, after 1 that was not") == WORLD
-    assert "trains without a plan" not in caplog.text
+def test_L2_a_job_that_submits_nothing_is_registered_again_too(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    job.lose()
+    assert job.has_planner() == [False, False]
+    job.register.side_effect = Unavailable("away")
+    job.clock.return_value = 60.0
+    assert job.has_planner() == [False, False]
+    job.register.side_effect = None
+    job.clock.return_value = 120.0
+    assert job.has_planner() == [True, True]
+    assert job.register.call_count == 3
+    assert caplog.text.count("calls to the planner work again, after 1 that failed") == 1
 
 
 def test_closing_ends_the_calls_of_every_rank(job: Job) -> None:

@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 
 from harness.engine_payloads import sglang, vllm, vllm_in_process
-from harness.services import CLUSTER, MODEL, PARAMS, Service, count, routed_experts
+from harness.services import CLUSTER, MODEL, Service, routed_experts
 from relibra.errors import InvalidInput, NotFound
-from relibra.planning import Schedule, StepLoad
-from relibra.planning.solve import solve
+from relibra.planning import Schedule
 from relibra.rollout import EngineReporter, RolloutReporter
-from relibra.routing import FILLER_RULES, ModelLayers
-from relibra.routing.filler import Filler, filler_rows
+from relibra.routing import ModelLayers
 from relibra.routing.partial_rollout import Keep, join
 from relibra.routing.responses import decode_response
 from relibra.wire.client import PlannerClient
@@ -99,22 +97,6 @@ def test_S9_a_response_without_a_place_is_said_once(
         assert reporter.flush() == 3
     said = [each.getMessage() for each in caplog.records if "its number of tokens" in each.getMessage()]
     assert [each.split()[0] for each in said] == ["seq-0"]
-
-
-def test_fillers_of_the_trainer_are_load_of_the_plan(
-    client: PlannerClient, shared_planner: Service, job_id: str
-) -> None:
-    rows = [routed_experts(seed, 6 + seed) for seed in range(4)]
-    with reporter_of(shared_planner, job_id) as reporter:
-        engine_reporter = EngineReporter(reporter, LAYERS, FILLER_RULES["slime"])
-        names = [engine_reporter.report_output(1, request_output(f"r{at}", each))[0] for at, each in enumerate(rows)]
-        assert reporter.flush() == 4
-    schedule = Schedule.round_robin(4, 2, CLUSTER)
-    client.submit_schedule(job_id, 1, names, schedule)
-    plan = client.fetch_plan(job_id, 1, MODEL, wait_s=60)
-    last_LE = count(filler_rows(Filler.ROUND_ROBIN, np.arange(1), LAYERS))
-    load = StepLoad.of(np.stack([count(each) + last_LE for each in rows]), schedule, CLUSTER)
-    assert plan.digest == solve(load, schedule, MODEL, CLUSTER, PARAMS).digest
 
 
 def test_turns_that_send_the_history_again_are_one_sequence(shared_planner: Service, job_id: str) -> None:

@@ -18,6 +18,8 @@ _CHUNK_IDS = 1 << 16
 def count_routed_experts(routed_TLK: Any, num_experts: int) -> NDArray[np.uint32]:
     """Count how many tokens of a sequence each layer routes to each expert, uint32 `[L, E]`.
 
+    The heavy calls release the interpreter's lock, so threads run at once.
+
     Args:
         routed_TLK: expert ids of any integer type, as a numpy array or a torch tensor on any device.
         num_experts: E.
@@ -28,19 +30,9 @@ def count_routed_experts(routed_TLK: Any, num_experts: int) -> NDArray[np.uint32
     ids_TLK = _as_numpy(routed_TLK)
     if ids_TLK.ndim != 3 or ids_TLK.dtype.kind not in "iu":
         raise InvalidInput.of("routed_experts", expected="integers [T, L, K]", got=f"{ids_TLK.dtype} {ids_TLK.shape}")
-    counts_LE = np.zeros((ids_TLK.shape[1], num_experts), dtype=np.uint32)
-    add_counts(ids_TLK, counts_LE, "routed_experts")
-    return counts_LE
-
-
-def add_counts(ids_TLK: NDArray[np.integer], counts_LE: NDArray[np.unsignedinteger], field: str) -> None:
-    """Add the counts of rows to `counts_LE`. The heavy calls release the interpreter's lock, so threads run at once.
-
-    Raises:
-        InvalidInput: an id is outside 0 to E - 1; nothing is added.
-    """
-    num_layers, num_experts = counts_LE.shape
-    check_expert_ids(ids_TLK, num_experts, field)
+    check_expert_ids(ids_TLK, num_experts, "routed_experts")
+    num_layers = ids_TLK.shape[1]
+    counts_LE = np.zeros((num_layers, num_experts), dtype=np.uint32)
     ids_per_row = num_layers * ids_TLK.shape[2]
     # Layers and top-k as one axis: numpy's inner loops then run over a whole row and not over K ids.
     ids_TI = ids_TLK.reshape(len(ids_TLK), ids_per_row)
@@ -55,6 +47,7 @@ def add_counts(ids_TLK: NDArray[np.integer], counts_LE: NDArray[np.unsignedinteg
         key_TI += first_key_I
         counts = np.bincount(key_TI.reshape(-1), minlength=counts_LE.size)
         np.add(counts_LE, counts.reshape(counts_LE.shape), out=counts_LE, casting="unsafe")
+    return counts_LE
 
 
 def are_expert_ids(ids_TLK: NDArray[np.integer], num_experts: int) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput, LimitExceeded
-from relibra.routing.counts import add_counts, are_expert_ids, check_expert_ids, count_routed_experts
+from relibra.routing.counts import are_expert_ids, check_expert_ids, count_routed_experts
 from relibra.routing.model_layers import ModelLayers
 
 MAX_TOKENS = 1 << 24
@@ -51,14 +51,6 @@ class SequenceRouting:
     def counts(self) -> NDArray[np.uint32]:
         """Count the rows of every layer and expert, uint32 `[L, E]`."""
         return count_routed_experts(self.routed_TLK, self.layers.num_experts)
-
-    def add_counts(self, first: int, end: int, counts_LE: NDArray[np.uint32]) -> None:
-        """Add the counts of rows `first` to `end` to `counts_LE`.
-
-        Raises:
-            InvalidInput: an id is outside 0 to E - 1.
-        """
-        add_counts(self.routed_TLK[first:end], counts_LE, "routed_experts")
 
     def narrow(self) -> NDArray[np.unsignedinteger]:
         """Return the rows in the dtype of a routing trace."""

@@ -23,7 +23,6 @@ from harness.plugin_contract import (
     check_nothing_moves,
     moving,
     named,
-    noted_outcomes,
 )
 from harness.skyrl.workers import environment
 from harness.trained import NUM_EXPORTED, ROUNDING, Trained, differing, relative, unequal
@@ -104,16 +103,9 @@ def S5_mbridge_sends_saves_loads_and_recovers_every_expert_under_its_name_after_
     assert differing(engines.sent(engine), before) == []
 
 
-def a_planner_forecasts_passes_from_the_passes_before(at: Rank) -> None:
-    """A real planner plans every pass; of the first one it knows nothing yet."""
-    environment(at.planner, "areal-forecast")
-    with noted_outcomes() as outcomes:
-        trained = train(at, build(at, balanced=True))
-    assert len(outcomes) == 2 * NUM_UPDATES
-    assert all(outcome.applied is not None for outcome in outcomes), [outcome.reason for outcome in outcomes]
-    assert not outcomes[0].num_replicas
-    assert any(outcome.num_replicas for outcome in outcomes[1:])
-    check_equal(trained, CONTRACT.alone)
+def S5_a_job_that_replays_nothing_is_planned_from_history(at: Rank) -> None:
+    """AReaL replays nothing."""
+    CONTRACT.check_planned_from_history(at, "areal-history")
 
 
 def the_trainer_creates_the_engine_of_the_plug_in(at: Rank) -> None:
@@ -144,7 +136,7 @@ SCENARIOS = named(
     CONTRACT.no_expert_moves_for_an_export_and_permuted_and_stale_weights_are_seen,
     S5_a_checkpoint_of_hugging_face_has_every_expert_under_its_name_after_reorders,
     S5_mbridge_sends_saves_loads_and_recovers_every_expert_under_its_name_after_reorders,
-    a_planner_forecasts_passes_from_the_passes_before,
+    S5_a_job_that_replays_nothing_is_planned_from_history,
     CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
     the_trainer_creates_the_engine_of_the_plug_in,
 )

@@ -84,7 +84,7 @@ class MilesActor:
     def __init__(self, cluster: Cluster, folder: Path, *, sharded: bool = False, **options: Any) -> None:
         miles = self._miles = code()
         miles.replay.routing_replay_manager.replays = []  # those of another job in this process
-        miles.replay.routing_replay_manager.enabled = True
+        miles.replay.routing_replay_manager.enabled = options.get("use_routing_replay", True)
         miles.actor.Timer().start_time.clear()
         torch.manual_seed(5)
         job = self.job = slime_job.built_job(cluster, sharded=sharded, is_zigzag=not options.get("allgather_cp"))
@@ -114,7 +114,7 @@ class MilesActor:
 
     def train(self, rollout: int, num_steps: int) -> dict[str, Any]:
         """Train on a rollout; return what its passes over log-probabilities computed."""
-        data = slime_job.rollout_data(self.job.model, rollout, num_steps, self._miles.schedule)
+        data = slime_job.rollout_data(self.job.model, rollout, num_steps, self._miles.schedule, self.args)
         data["total_lengths"] = [data["total_lengths"][place] for place in data["partition"]]
         data["num_rollouts"] = data["global_batch_sizes"]
         self._miles.actor.get_rollout_data = lambda *_, **__: (data, nullcontext())

@@ -42,7 +42,7 @@ def code() -> SimpleNamespace:
 def without_gpus(imported: SimpleNamespace) -> None:
     """Replace what slime takes from GPUs, checkpoints and tokenizers, on a rank or in a process of Ray."""
     patch_routers(imported.replay.get_routing_replay_compute_topk, imported.replay.register_routing_replay)
-    os.environ.update(ENABLE_ROUTING_REPLAY="1", ROUTING_REPLAY_STAGE="fallthrough")
+    os.environ["ROUTING_REPLAY_STAGE"] = "fallthrough"
     imported.actor.torch_memory_saver = SimpleNamespace(disable=nullcontext, pause=nothing, resume=nothing)
     imported.actor.AutoTokenizer = SimpleNamespace(from_pretrained=nothing)
     imported.actor.AutoConfig = SimpleNamespace(from_pretrained=nothing)
@@ -99,6 +99,9 @@ class SlimeActor:
     """
 
     def __init__(self, cluster: Cluster, folder: Path, *, sharded: bool = False, **options: Any) -> None:
+        os.environ["ENABLE_ROUTING_REPLAY"] = str(
+            int(options.get("use_routing_replay", True))
+        )  # as its group of actors
         slime = self._slime = code()
         slime.replay.RoutingReplay.all_routing_replays = []  # those of another job in this process
         slime.actor.Timer().start_time.clear()
@@ -123,7 +126,7 @@ class SlimeActor:
 
     def train(self, rollout: int, num_steps: int) -> dict[str, Any]:
         """Train on a rollout; return what its passes over log-probabilities computed."""
-        data = rollout_data(self.job.model, rollout, num_steps, self._slime.schedule)
+        data = rollout_data(self.job.model, rollout, num_steps, self._slime.schedule, self.args)
         rank, size = (getattr(parallel_state, f"get_data_parallel_{each}")() for each in ("rank", "world_size"))
         boxes = [SimpleNamespace(inner=data if each == rank else None) for each in range(size)]
         self.plain.train(rollout, boxes)

@@ -160,7 +160,7 @@ def arguments(config: Any, folder: Path, *, sharded: bool, **options: Any) -> Ar
     return Arguments(**(vars(OptimizerConfig()) | given | options))
 
 
-def rollout_data(model: Model, rollout: int, num_steps: int, schedule: Any) -> dict[str, Any]:
+def rollout_data(model: Model, rollout: int, num_steps: int, schedule: Any, args: Arguments) -> dict[str, Any]:
     """Return this rank's data of a rollout, dealt by slime's own schedule, as the rollout manager hands it over."""
     parallel = {
         "dp_size": parallel_state.get_data_parallel_world_size(),
@@ -168,7 +168,10 @@ def rollout_data(model: Model, rollout: int, num_steps: int, schedule: Any) -> d
         "vpp_size": parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1,
         "microbatch_group_size_per_vp_stage": parallel_state.get_pipeline_model_parallel_world_size(),
     }
-    return dealt(model, rollout, num_steps, schedule, parallel, parallel_state.get_data_parallel_rank())
+    data = dealt(model, rollout, num_steps, schedule, parallel, parallel_state.get_data_parallel_rank())
+    if not args.use_rollout_routing_replay:
+        del data["rollout_routed_experts"]
+    return data
 
 
 def dealt(

@@ -23,7 +23,9 @@ def install() -> None:
     rollout_mixin.check_vllm_version_ge = lambda version: True
     rollout_mixin.patch_vllm_moe_model_weight_loader = lambda model: None
     rollout_mixin.finish_vllm_weight_reload = lambda *_, **__: None
-    rollout_mixin.MegatronRolloutMixin._prepare_vllm_engine = lambda trainer: Engine(trainer.template)
+    rollout_mixin.MegatronRolloutMixin._prepare_vllm_engine = lambda trainer: Engine(
+        trainer.template, has_routes=trainer.args.router_replay_mode == "R3"
+    )
     orms["few_words"] = FewWords
 
 
@@ -41,10 +43,11 @@ class Engine:
 
     Args:
         template: encodes prompts as the trainer does.
+        has_routes: whether responses have their routes.
     """
 
-    def __init__(self, template: Any) -> None:
-        self._template = template
+    def __init__(self, template: Any, *, has_routes: bool) -> None:
+        self._template, self._has_routes = template, has_routes
         self._rng = np.random.default_rng(dist.get_rank())
         self.received: list[dict[str, torch.Tensor]] = []
         """The weights of each sync."""
@@ -83,7 +86,7 @@ class Engine:
             message=ChatMessage(role="assistant", content=tokenizer.decode(tokens)),
             finish_reason="stop",
             token_ids=tokens,
-            routed_experts=routed_TLK,
+            routed_experts=routed_TLK if self._has_routes else None,
         )
         usage = UsageInfo(len(prompt), len(tokens), len(prompt) + len(tokens))
         response = ChatCompletionResponse(model="tiny", choices=[choice], usage=usage)

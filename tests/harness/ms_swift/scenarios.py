@@ -18,10 +18,8 @@ from harness.plugin_contract import (
     check_moved,
     moving,
     named,
-    refused,
 )
 from harness.trained import ROUNDING, Trained, differing, relative
-from relibra.errors import InvalidInput
 
 NUM_UPDATES = 3
 
@@ -116,10 +114,10 @@ def a_planner_plans_log_probs_of_a_generation_and_each_of_its_updates(at: Rank) 
     CONTRACT.check_planned(at, "ms-swift-planned", 2 * 3, of_build={"steps_per_generation": 2, "train_iters": 4})
 
 
-def a_job_that_replays_nothing_is_refused(at: Rank) -> None:
-    """The error names the argument."""
-    with refused(InvalidInput, "--router_replay_mode: expected R3"):
-        build(at, balanced=True, router_replay_mode="disabled")
+def S5_a_job_that_replays_nothing_is_planned_from_history(at: Rank) -> None:
+    """So is one with R2, whose routes ms-swift keeps as one rank recorded them."""
+    for mode in ("disabled", "R2"):
+        CONTRACT.check_planned_from_history(at, f"ms-swift-{mode}", of_build={"router_replay_mode": mode})
 
 
 SCENARIOS = named(
@@ -128,6 +126,6 @@ SCENARIOS = named(
     permuted_and_stale_weights_are_seen,
     S5_ms_swift_alone_loads_a_checkpoint_after_reorders,
     a_planner_plans_log_probs_of_a_generation_and_each_of_its_updates,
+    S5_a_job_that_replays_nothing_is_planned_from_history,
     CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
-    a_job_that_replays_nothing_is_refused,
 )

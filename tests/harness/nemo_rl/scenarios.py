@@ -11,7 +11,7 @@ from nemo_rl.models.policy import utils as policy_utils
 from nemo_rl.models.policy.workers import megatron_policy_worker as policy_worker
 
 from harness import tiny_qwen3_moe
-from harness.nemo_rl import driver, rows, workers
+from harness.nemo_rl import driver, workers
 from harness.plugin_contract import Contract, Plugin, Rank, named, refused
 from harness.tiny_qwen3_moe import NUM_EXPERTS
 from harness.trained import NUM_EXPORTED, ROUNDING, Trained
@@ -28,7 +28,7 @@ def prepare(folder: Path) -> None:
     tiny_qwen3_moe.save(folder / "model")
 
 
-def build(at: Rank, *, balanced: bool, mode: str = "packed", **options: Any) -> Any:
+def build(at: Rank, *, balanced: bool, mode: str = "packed", replays: bool = True, **options: Any) -> Any:
     """Build a worker."""
     workers.initialize_parallel_state()
     worker = plugin.BalancedWorker if balanced else policy_worker.MegatronPolicyWorkerImpl
@@ -37,10 +37,12 @@ def build(at: Rank, *, balanced: bool, mode: str = "packed", **options: Any) -> 
         workers.build(self, config, **kwargs)
 
     with mock.patch.object(policy_worker.MegatronPolicyWorkerImpl, "__init__", initialise):
-        return worker(workers.configuration(at.folder / "model", mode), **options)
+        return worker(workers.configuration(at.folder / "model", mode, replays=replays), **options)
 
 
-def train(at: Rank, worker: Any, mode: str = "packed", num_updates: int = NUM_UPDATES) -> Trained:
+def train(
+    at: Rank, worker: Any, mode: str = "packed", num_updates: int = NUM_UPDATES, *, has_routes: bool = True
+) -> Trained:
     """Run steps of GRPO: log-probabilities, those of the reference, updates and a refit, with offloads.
 
     Outputs are log-probabilities of the policy and of the reference, in turn.
@@ -48,6 +50,8 @@ def train(at: Rank, worker: Any, mode: str = "packed", num_updates: int = NUM_UP
     trained = Trained()
     for step in range(num_updates):
         data = workers.rollout(step)
+        if not has_routes:
+            del data["routed_experts"]
         shard = workers.shards(data, mode, None)[at.number]
         worker.prepare_for_lp_inference()
         trained.outputs.append(worker.get_logprobs(data=shard)["logprobs"])
@@ -114,15 +118,6 @@ CONTRACT = Contract(
 )
 
 
-def the_planned_rows_are_those_that_nemo_rl_gives_to_its_routers(at: Rank) -> None:
-    """They are, over several layouts."""
-    if at.number == 0:
-        differences = {name: rows.difference(layout) for name, layout in rows.LAYOUTS.items()}
-        assert len(differences) == 9
-        assert all(difference["copies"] > 800 for difference in differences.values())
-        assert {name: difference["wrong"] for name, difference in differences.items()} == dict.fromkeys(differences, 0)
-
-
 def S5_all_is_that_of_the_framework_alone_when_experts_move_before_every_pass(at: Rank) -> None:
     """So are the buffers of the collective refit, whose order alone says what they hold."""
     CONTRACT.S5_all_is_that_of_the_framework_alone_when_experts_move_before_every_pass(at)
@@ -180,6 +175,11 @@ def a_planner_plans_padded_batches(at: Rank) -> None:
     CONTRACT.check_planned(at, "nemo-rl-padded", PASSES_PER_UPDATE, of_build=of_build, mode="padded", num_updates=1)
 
 
+def S5_a_job_that_replays_nothing_is_planned_from_history(at: Rank) -> None:
+    """A real planner plans it from the passes before."""
+    CONTRACT.check_planned_from_history(at, "nemo-rl-history", of_build={"replays": False}, has_routes=False)
+
+
 def a_worker_without_optimizer_gets_no_agent(at: Rank) -> None:
     """It exports as NeMo-RL does."""
     worker = build(at, balanced=True, init_optimizer=False)
@@ -198,7 +198,6 @@ def a_script_that_is_run_through_the_plug_in_starts_its_workers_in_the_environme
 
 
 SCENARIOS = named(
-    the_planned_rows_are_those_that_nemo_rl_gives_to_its_routers,
     CONTRACT.the_framework_alone_trains,
     S5_all_is_that_of_the_framework_alone_when_experts_move_before_every_pass,
     CONTRACT.no_expert_moves_for_an_export_and_permuted_and_stale_weights_are_seen,
@@ -207,6 +206,7 @@ SCENARIOS = named(
     a_planner_plans_packed_sequences,
     a_planner_plans_batches_of_dynamic_size,
     a_planner_plans_padded_batches,
+    S5_a_job_that_replays_nothing_is_planned_from_history,
     CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
     a_worker_without_optimizer_gets_no_agent,
     a_script_that_is_run_through_the_plug_in_starts_its_workers_in_the_environment_of_nemo_rls,

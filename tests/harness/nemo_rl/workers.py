@@ -32,7 +32,7 @@ GLOBAL_BATCH, NUM_GLOBAL_BATCHES = 8, 2
 LENGTH, MULTIPLE = 24, 4
 
 
-def configuration(model: Path, mode: str) -> dict[str, Any]:
+def configuration(model: Path, mode: str, *, replays: bool = True) -> dict[str, Any]:
     """Return the section `policy` of a recipe; the mode is `packed`, `dynamic` or `padded`."""
     return {
         "model_name": str(model),
@@ -41,7 +41,7 @@ def configuration(model: Path, mode: str) -> dict[str, Any]:
         "logprob_batch_size": 4,
         "make_sequence_length_divisible_by": MULTIPLE,
         "max_total_sequence_length": LENGTH,
-        "router_replay": {"enabled": True},
+        "router_replay": {"enabled": replays},
         "sequence_packing": {"enabled": mode == "packed", "algorithm": "modified_first_fit_decreasing"},
         "dynamic_batching": {"enabled": mode == "dynamic"},
         "generation": {"backend": "vllm"},
@@ -72,7 +72,7 @@ def build(worker: Any, config: dict[str, Any], *, init_optimizer: bool = True) -
     ddp = DistributedDataParallelConfig(
         use_distributed_optimizer=True, grad_reduce_in_fp32=True, average_in_collective=False
     )
-    model_config = _provider(bridge)
+    model_config = _provider(bridge, replays=worker._router_replay_enabled)
     seed()
     chunks = model_config.provide_distributed_model(
         ddp_config=ddp, wrap_with_ddp=True, use_cpu_initialization=True, init_model_with_meta_device=False
@@ -126,7 +126,7 @@ def build(worker: Any, config: dict[str, Any], *, init_optimizer: bool = True) -
     )
 
 
-def _provider(bridge: Any) -> Any:
+def _provider(bridge: Any, *, replays: bool) -> Any:
     provider = bridge.to_megatron_provider(load_weights=False)
     settings = dict.fromkeys(OFF_ON_CPU, False) | {
         "expert_model_parallel_size": RANKS,
@@ -140,7 +140,7 @@ def _provider(bridge: Any) -> Any:
         "params_dtype": torch.float32,
         "autocast_dtype": torch.float32,
         "pipeline_dtype": torch.float32,
-        "moe_enable_routing_replay": True,
+        "moe_enable_routing_replay": replays,
         "moe_token_dispatcher_type": "alltoall",
         "moe_router_load_balancing_type": "none",
         "calculate_per_token_loss": True,

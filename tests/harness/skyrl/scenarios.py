@@ -22,17 +22,17 @@ def prepare(folder: Path) -> None:
     tiny_qwen3_moe.save_with_tokenizer(folder / "model")
 
 
-def build(at: Rank, *, balanced: bool, max_tokens: int = -1) -> Any:
+def build(at: Rank, *, balanced: bool, **options: Any) -> Any:
     """Build a worker."""
     worker = BalancedPolicyWorker if balanced else MegatronPolicyWorkerBase
-    return workers.build(worker, at.number, at.folder / "model", max_tokens=max_tokens)
+    return workers.build(worker, at.number, at.folder / "model", **options)
 
 
-def train(at: Rank, worker: Any, num_updates: int = NUM_UPDATES) -> Trained:
+def train(at: Rank, worker: Any, num_updates: int = NUM_UPDATES, **of_batches: Any) -> Trained:
     """Do what SkyRL's trainer does in the steps of a colocated job."""
     trained = Trained()
     for step in range(num_updates):
-        data = workers.batch(at.number, step)
+        data = workers.batch(at.number, step, **of_batches)
         trained.outputs.append(workers.infer(worker, data))
         trained.numbers.append(workers.update(worker, data))
         trained.exports.append(workers.sent(worker))
@@ -99,6 +99,11 @@ def a_planner_plans_micro_batches_by_tokens(at: Rank) -> None:
     CONTRACT.check_planned(at, "skyrl-tokens", 4, of_build={"max_tokens": 24}, num_updates=2)
 
 
+def S5_a_job_that_replays_nothing_is_planned_from_history(at: Rank) -> None:
+    """A real planner plans it from the passes before."""
+    CONTRACT.check_planned_from_history(at, "skyrl-history", of_build={"replays": False}, has_routes=False)
+
+
 def experts_stay_while_gradients_accumulate(at: Rank) -> None:
     """Two batches make one update, as with Tinker: experts stay where the first batch put them."""
     workers.environment("127.0.0.1:1", "accumulated")
@@ -154,6 +159,7 @@ SCENARIOS = named(
     skyrl_alone_continues_from_a_checkpoint_after_reorders,
     a_planner_plans_micro_batches_of_equal_size,
     a_planner_plans_micro_batches_by_tokens,
+    S5_a_job_that_replays_nothing_is_planned_from_history,
     experts_stay_while_gradients_accumulate,
     CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
     the_entry_point_trains_with_the_worker_of_the_plug_in,

@@ -20,13 +20,14 @@ NUM_SAMPLES = 4
 MAX_PROMPT, MAX_RESPONSE = 6, 8
 
 
-def configuration(model: Path, *of_plug_in: str, max_tokens: int = -1) -> Any:
+def configuration(model: Path, *of_plug_in: str, max_tokens: int = -1, replays: bool = True) -> Any:
     """Return SkyRL's configuration.
 
     Args:
         model: the folder of the model.
         of_plug_in: more arguments of SkyRL's command line.
         max_tokens: the limit of a micro-batch.
+        replays: whether the routing of the rollout is replayed.
     """
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from skyrl.train.config import SkyRLTrainConfig
@@ -43,7 +44,7 @@ def configuration(model: Path, *of_plug_in: str, max_tokens: int = -1) -> Any:
             f"trainer.policy.model.path={model}",
             f"{megatron}.expert_model_parallel_size={RANKS}",
             f"{megatron}.expert_tensor_parallel_size=1",
-            f"{megatron}.moe_enable_routing_replay=true",
+            f"{megatron}.moe_enable_routing_replay={str(replays).lower()}",
             f"{megatron}.moe_grouped_gemm=false",
             f"{megatron}.optimizer_config_kwargs.bf16=false",
             f"{megatron}.optimizer_config_kwargs.params_dtype=float32",
@@ -66,13 +67,13 @@ def configuration(model: Path, *of_plug_in: str, max_tokens: int = -1) -> Any:
     return whole
 
 
-def build(worker: type[Any], rank: int, model: Path, *, max_tokens: int = -1) -> Any:
+def build(worker: type[Any], rank: int, model: Path, **options: Any) -> Any:
     """Build a worker and its model as SkyRL's `PPORayActorGroup` and trainer do."""
     from megatron.core.transformer.moe.router_replay import RouterReplay
     from skyrl.backends.skyrl_train.weight_sync import weight_senders
 
     weight_senders.build_trainer_engine = KeptWeights
-    whole = configuration(model, max_tokens=max_tokens)
+    whole = configuration(model, **options)
     RouterReplay.global_router_replay_instances.clear()  # of the worker before, which has a process of its own in a job
     built = worker(
         cfg=whole.trainer,
@@ -125,7 +126,7 @@ class KeptWeights:
             self.kept[each.name] = tensor.clone()
 
 
-def batch(rank: int, step: int) -> Any:
+def batch(rank: int, step: int, *, has_routes: bool = True) -> Any:
     """Return the batch of one data-parallel rank, made by SkyRL's own functions from a rollout."""
     from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
     from skyrl.train.dataset.preprocess import convert_prompts_responses_to_batch_tensors, make_router_padding_mask
@@ -152,7 +153,7 @@ def batch(rank: int, step: int) -> Any:
             [[0.0] * len(each) for each in responses],
             [[1] * len(each) for each in responses],
             [[-1.0] * len(each) for each in responses],
-            routes,
+            routes if has_routes else None,
         )
     )
     advantages = torch.from_numpy(rng.normal(size=tuple(loss_mask.shape)).astype(np.float32)) * loss_mask / 10

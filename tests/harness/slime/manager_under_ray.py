@@ -14,7 +14,7 @@ from slime.utils.dp_schedule import build_dp_schedule
 from relibra.plugins.slime.framework import SLIME
 from relibra.plugins.slime.rollout_packing import PackingJob, install, tell
 from relibra.routing import ModelLayers
-from relibra.routing.token_layout import ParallelLayout
+from relibra.steps.parallel_layout import ParallelLayout
 from relibra.wire.credentials import Credentials
 
 LENGTHS = [5, 6, 7, 8]

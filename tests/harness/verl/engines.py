@@ -42,6 +42,7 @@ def build(
     has_value_head: bool = False,
     layout: Layout | None = None,
     vanilla_mbridge: bool = False,
+    **of_engine: Any,
 ) -> Any:
     """Build and initialize an engine as verl's `TrainingWorker` does.
 
@@ -54,6 +55,7 @@ def build(
         has_value_head: whether the engine is that of a critic.
         layout: the parallelism; expert parallelism on two ranks by default.
         vanilla_mbridge: whether mbridge makes the model and reads its weights, and not Megatron-Bridge.
+        of_engine: more settings of verl's engine.
     """
     layout = layout or Layout()
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -90,6 +92,7 @@ def build(
         vanilla_mbridge=vanilla_mbridge,
         use_distributed_optimizer=True,
         forward_only=forward_only,
+        **of_engine,
     )
     # In bfloat16, the order in which gradients are added up would hide an expert that is wrong by a little.
     object.__setattr__(engine_config, "dtype", "float32")

@@ -3,12 +3,18 @@
 from pathlib import Path
 
 from harness import tiny_qwen3_moe
-from harness.plugin_contract import AWAY, Contract, Plugin, Rank, check_equal, check_moved, moving, named
+from harness.plugin_contract import AWAY, Contract, Plugin, Rank, check_equal, check_moved, check_planned, moving, named
 from harness.trained import ROUNDING, Trained, differing, relative
 from harness.verl import engines, training
 from harness.verl.colocated import a_critic_and_a_reference_in_the_same_process_stay_as_they_are
 from harness.verl.mbridge import S5_mbridge_exports_saves_and_loads_every_expert_under_its_name_after_reorders
 from harness.verl.training import CONTRACT
+
+LAYOUTS_OF_TOKENS = {
+    "packed": {},
+    "filled": {"pad_to_length": True, "pad_to_length_bucket": 64},
+    "padded": {"use_remove_padding": False},
+}
 
 
 def prepare(folder: Path) -> None:
@@ -55,7 +61,7 @@ def S5_a_planner_plans_every_pass_of_batches_of_dynamic_size(at: Rank) -> None:
 
 
 def recorded_routing_is_planned_for_the_update(at: Rank) -> None:
-    """R2: the pass over old log-probabilities records routing, and the update replays it."""
+    """R2: the pass over old log-probabilities records routing and keeps the last plan, and the update replays it."""
     plugin = Plugin(
         environment=engines.environment,
         build=training.build,
@@ -63,7 +69,17 @@ def recorded_routing_is_planned_for_the_update(at: Rank) -> None:
         exported=engines.exported,
         num_passes=4,
     )
-    Contract(plugin).check_planned(at, "verl-recorded", 4, of_build={"mode": "R2"})
+    outcomes = Contract(plugin).trained(at, "verl-recorded", of_build={"mode": "R2"})
+    check_planned(outcomes[1::2], 2)
+    assert outcomes[2].applied or outcomes[2].kept
+
+
+def S5_a_job_that_replays_nothing_is_planned_from_history(at: Rank) -> None:
+    """So it is with each layout of tokens that verl knows."""
+    for name, of_engine in LAYOUTS_OF_TOKENS.items():
+        CONTRACT.check_planned_from_history(
+            at, f"verl-{name}", of_build={"mode": "disabled"} | of_engine, has_routes=False, is_replayed=False
+        )
 
 
 def S5_training_is_that_of_verl_alone_when_verl_offloads_everything(at: Rank) -> None:
@@ -93,6 +109,7 @@ SCENARIOS = named(
     S5_training_goes_on_from_a_checkpoint_after_reorders,
     S5_a_planner_plans_every_pass_of_batches_of_dynamic_size,
     recorded_routing_is_planned_for_the_update,
+    S5_a_job_that_replays_nothing_is_planned_from_history,
     CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
     S5_training_is_that_of_verl_alone_when_verl_offloads_everything,
     a_critic_and_a_reference_in_the_same_process_stay_as_they_are,

@@ -2,70 +2,36 @@ import numpy as np
 import pytest
 import torch
 
-from harness.framework_batches import (
-    LAYERS,
-    RANKS,
-    Replayed,
-    first_experts,
-    native,
-    nemo_batch,
-    sequence_rows,
-    trained_counts,
-    with_last,
-)
+from harness.framework_batches import LAYERS, check_rows, first_experts, nemo_batch, sequence_rows
 from relibra.errors import InvalidInput
-from relibra.plugins.nemo_rl.batch import rank_batch, trainer_layout
+from relibra.plugins.nemo_rl.batch import rank_batch
+
+ROWS = [np.concatenate([each, first_experts(1)]) for each in sequence_rows(0)]
+"""NeMo-RL replays the first experts for last tokens."""
 
 
-def test_what_is_planned_is_what_nemo_rl_replays() -> None:
-    trainer = trainer_layout(RANKS, make_sequence_length_divisible_by=16)
-    replayed, planned_MRLE = Replayed(), 0
-    for data_rank in range(2):
-        rows = [with_last(each, first_experts(1)) for each in sequence_rows(data_rank)]
-        batch = nemo_batch(data_rank)
-        # vLLM lost this route and sent -1, so the router decides.
-        batch["routed_experts"] = batch["routed_experts"].clone()
-        batch["routed_experts"][2, 1] = -1
-        rows[2][1] = native(1)
-        for index, samples in enumerate([[0, 1, 2], [3]]):
-            replayed.add_packed(data_rank, index, [rows[each] for each in samples], first_experts, sequence_multiple=16)
-        planned_MRLE = planned_MRLE + trained_counts(rank_batch(batch, LAYERS), data_rank, trainer)
-    np.testing.assert_array_equal(planned_MRLE, replayed.counts_MRLE)
+def test_the_rows_that_nemo_rl_replays_are_reported() -> None:
+    batch = nemo_batch(0)
+    batch["routed_experts"] = batch["routed_experts"].clone()
+    batch["routed_experts"][2, 1] = -1  # vLLM lost this route, so the router decides
+    check_rows(rank_batch(batch, LAYERS), [[ROWS[0], ROWS[1], np.delete(ROWS[2], 1, axis=0)], [ROWS[3]]])
 
 
-def test_without_packing_sequences_are_as_long_as_the_batch_or_the_micro_batch_of_dynamic_size() -> None:
-    trainer = trainer_layout(RANKS, make_sequence_length_divisible_by=8, sequence_packing=False)
+def test_without_packing_micro_batches_are_runs_of_equal_size_or_those_of_dynamic_batching() -> None:
     batch = nemo_batch(0)
     batch["routed_experts"] = torch.nn.functional.pad(batch["routed_experts"], (0, 0, 0, 0, 0, 2))
     batch.micro_batch_indices = None
-    counts_MRLE = trained_counts(rank_batch(batch, LAYERS, train_micro_batch_size=2), 0, trainer)
-    assert counts_MRLE.sum(axis=(1, 3)).tolist() == [[24 * 2 * 2] * 2] * 2 + [[0, 0]] * 2
-    batch.micro_batch_indices, batch.micro_batch_lengths = [[[0, 2], [2, 4]]], [[16, 24]]
-    counts_MRLE = trained_counts(rank_batch(batch, LAYERS, sequence_packing=False), 0, trainer)
-    assert counts_MRLE.sum(axis=(1, 3)).tolist() == [[16 * 2 * 2] * 2, [24 * 2 * 2] * 2] + [[0, 0]] * 2
-
-
-def test_the_last_sequence_of_a_pack_fills_it_up() -> None:
-    batch = nemo_batch(0)
-    padded = trainer_layout(RANKS, make_sequence_length_divisible_by=8, pack_multiple=32)
-    counts_MRLE = trained_counts(rank_batch(batch, LAYERS), 0, padded)
-    assert counts_MRLE.sum(axis=(1, 3)).tolist() == [[64 * 2] * 2, [32 * 2] * 2] + [[0, 0]] * 2
-    trainer = trainer_layout(RANKS, make_sequence_length_divisible_by=8)
-    counts_MRLE = trained_counts(rank_batch(batch, LAYERS, pack_length=56), 0, trainer)
-    assert counts_MRLE.sum(axis=(1, 3)).tolist() == [[56 * 2] * 2] * 2 + [[0, 0]] * 2
-    with pytest.raises(InvalidInput, match="num_rows: expected at least 48, as the sequences need, got 40"):
-        trained_counts(rank_batch(batch, LAYERS, pack_length=40), 0, trainer)
+    check_rows(rank_batch(batch, LAYERS, train_micro_batch_size=2), [ROWS[:2], ROWS[2:]])
+    batch.micro_batch_indices = [[[0, 1], [1, 4]]]
+    check_rows(rank_batch(batch, LAYERS), [ROWS[:1], ROWS[1:]])
 
 
 def test_rows_of_dense_layers_are_ignored_and_a_row_that_is_lost_in_part_is_refused() -> None:
-    trainer = trainer_layout(RANKS, make_sequence_length_divisible_by=16)
     batch = nemo_batch(0)
-    expected_MRLE = trained_counts(rank_batch(batch, LAYERS), 0, trainer)
     batch["routed_experts"][0, 3:5] = torch.arange(2)  # of an environment: experts 0 to K - 1 in all layers
-    counts_MRLE = trained_counts(rank_batch(batch, LAYERS), 0, trainer)
-    assert counts_MRLE.sum() == expected_MRLE.sum()
+    assert rank_batch(batch, LAYERS).routings[0].num_missing == 0
     batch["routed_experts"][0, 12] = -1  # the last token of a turn that failed is left to the router, too
-    assert trained_counts(rank_batch(batch, LAYERS), 0, trainer).sum() == expected_MRLE.sum() - 4
+    assert rank_batch(batch, LAYERS).routings[0].num_missing == 1
     batch["routed_experts"][0, 4, 1] = -1
     with pytest.raises(InvalidInput, match=r"routed_experts\[0\]: expected expert ids, or -1 throughout"):
         rank_batch(batch, LAYERS)

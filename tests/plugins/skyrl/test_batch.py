@@ -1,34 +1,14 @@
-import numpy as np
 import pytest
 
-from harness.framework_batches import (
-    LAYERS,
-    RANKS,
-    Replayed,
-    first_experts,
-    sequence_rows,
-    skyrl_batches,
-    trained_counts,
-    with_last,
-)
+from harness.framework_batches import LAYERS, check_rows, sequence_rows, skyrl_batches
 from relibra.errors import InvalidInput
-from relibra.plugins.skyrl.batch import rank_batch, trainer_layout
-
-
-def rows_of(data_rank: int) -> list[np.ndarray]:
-    return [with_last(each, first_experts(1)) for each in sequence_rows(data_rank)]
+from relibra.plugins.skyrl.batch import rank_batch
 
 
 @pytest.mark.parametrize("is_packed", [True, False], ids=["0.4.0", "before"])
-def test_what_is_planned_is_what_skyrl_replays(is_packed: bool) -> None:
-    replayed, planned_MRLE = Replayed(), 0
-    for data_rank in range(2):
-        rows = rows_of(data_rank)
-        for index in range(2):
-            replayed.add_packed(data_rank, index, rows[2 * index : 2 * index + 2], first_experts, sequence_multiple=8)
-        batch = rank_batch(skyrl_batches(data_rank, is_packed=is_packed), LAYERS)
-        planned_MRLE = planned_MRLE + trained_counts(batch, data_rank, trainer_layout(RANKS))
-    np.testing.assert_array_equal(planned_MRLE, replayed.counts_MRLE)
+def test_the_rows_of_the_rollout_are_reported(is_packed: bool) -> None:
+    rows = sequence_rows(0)
+    check_rows(rank_batch(skyrl_batches(0, is_packed=is_packed), LAYERS), [rows[:2], rows[2:]])
 
 
 def test_routes_that_do_not_fit_the_tokens_are_refused() -> None:

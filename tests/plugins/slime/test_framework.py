@@ -3,12 +3,12 @@ from typing import Any
 
 import pytest
 
-from relibra.errors import InvalidInput, Unsupported
-from relibra.plugins.slime.framework import MILES, SLIME, unplanned_models
+from relibra.errors import Unsupported
+from relibra.plugins.slime.framework import MILES, unplanned_models
 
 
 def of_miles(**options: Any) -> SimpleNamespace:
-    taken = {"use_rollout_routing_replay": True, "qkv_format": "thd", "colocate": True}
+    taken = {"qkv_format": "thd", "colocate": True}
     return SimpleNamespace(**(taken | options))
 
 
@@ -26,12 +26,6 @@ def test_miles_is_refused_by_the_name_of_each_option() -> None:
         "--update-weight-transfer-mode p2p",
     ):
         assert flag in str(raised.value)
-
-
-@pytest.mark.parametrize("framework", [SLIME, MILES])
-def test_routing_must_be_replayed_from_the_rollout(framework: Any) -> None:
-    with pytest.raises(InvalidInput, match="--use-rollout-routing-replay: expected this flag"):
-        framework.check(of_miles(use_rollout_routing_replay=False))
 
 
 def test_S9_the_models_beside_the_actor_are_those_that_the_options_ask_for() -> None:

@@ -21,8 +21,8 @@ from relibra.plugins.slime.rollout_packing import PackingJob, RolloutPacking, in
 from relibra.plugins.slime.rollout_schedule import RolloutSchedule
 from relibra.rollout import RolloutReporter
 from relibra.routing import ModelLayers
-from relibra.routing.token_layout import ParallelLayout
 from relibra.steps import report_rank, submit_step
+from relibra.steps.parallel_layout import ParallelLayout
 from relibra.wire.client import PlannerClient
 from relibra.wire.credentials import Credentials
 
@@ -134,7 +134,7 @@ def crossing(planner: str, name: str, schedule: RolloutSchedule, data: dict[str,
             of_rank = {key: [data[key][sample] for sample in partition] for key in ("tokens", "rollout_routed_experts")}
             of_rank |= {"micro_batch_indices": indices, "num_microbatches": schedule.num_microbatches}
             batch = slime.rank_batch(of_rank, LAYERS)
-            reported.append(report_rank(reporter, 0, batch, rank, slime.trainer_layout(RANKS, 4)))
+            reported.append(report_rank(reporter, 0, batch, f"rank-{rank}", ep_group=0, ep_rank=rank))
         submit_step(client, name, 0, reported)
         home_LE = client.fetch_plan(name, 0, MODEL, wait_s=60).home_rank_LE
     node_LE = home_LE // CLUSTER.gpus_per_node

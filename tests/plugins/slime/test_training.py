@@ -19,16 +19,20 @@ from relibra.plugins.slime.training import BalancedTraining
 class Recorded:
     """The calls that a training makes of its agent and of its way to the planner, in order."""
 
-    def __init__(self, *, is_planned: bool = True) -> None:
+    def __init__(self, *, is_taken: bool = True) -> None:
         self.calls: list[Any] = []
-        self._is_planned, self.is_reporting = is_planned, True
+        self._is_taken, self.is_reporting = is_taken, True
 
-    def plan(self, pass_index: int, batch: Callable[[], Any]) -> bool:
-        self.calls.append(("plan", pass_index, len(batch().micro_batches)))
-        return self._is_planned
+    def submit(self, pass_index: int, batch: Callable[[], Any]) -> bool:
+        self.calls.append(("submit", pass_index, len(batch().micro_batches)))
+        return self._is_taken
 
-    def begin_step(self, step: int, phase: Phase) -> Any:
+    def has_planner(self) -> bool:
+        return True
+
+    def begin_step(self, step: int, phase: Phase, *, plan_timeout_s: float | None) -> Any:
         self.calls.append((phase, step))
+        return SimpleNamespace(causes=())
 
     def end_step(self) -> None:
         self.calls.append("end")
@@ -44,7 +48,6 @@ def job_arguments(folder: Path, **options: Any) -> SimpleNamespace:
     config = {"num_hidden_layers": 1, "num_experts": 4, "num_experts_per_tok": 2}
     (folder / "config.json").write_text(json.dumps(config))
     given = {
-        "use_rollout_routing_replay": True,
         "keep_old_actor": False,
         "hf_checkpoint": str(folder),
         "relibra": {"planner": "planner:7420"},
@@ -91,11 +94,11 @@ def test_both_passes_of_a_rollout_with_one_training_step_are_phases_of_one_step(
     assert rollout(training, [2]) == ["ref", "old under a plan", "new under a plan"]
     rollout(training, [3])
     assert recorded.calls == [
-        ("plan", 0, 2),
+        ("submit", 0, 2),
         (Phase.RECOMPUTE, 0),
         (Phase.UPDATE, 0),
         "end",
-        ("plan", 1, 3),
+        ("submit", 1, 3),
         (Phase.RECOMPUTE, 1),
         (Phase.UPDATE, 1),
         "end",
@@ -106,13 +109,13 @@ def test_passes_of_several_training_steps_are_steps_of_their_own(tmp_path: Path)
     recorded = Recorded()
     rollout(attached(tmp_path, recorded), [1, 2])
     assert recorded.calls == [
-        ("plan", 0, 1),
+        ("submit", 0, 1),
         (Phase.RECOMPUTE, 0),
-        ("plan", 1, 2),
+        ("submit", 1, 2),
         (Phase.RECOMPUTE, 1),
-        ("plan", 2, 1),
+        ("submit", 2, 1),
         (Phase.UPDATE, 2),
-        ("plan", 3, 2),
+        ("submit", 3, 2),
         (Phase.UPDATE, 3),
         "end",
     ]
@@ -123,27 +126,29 @@ def test_log_probabilities_of_an_old_actor_are_not_planned(tmp_path: Path) -> No
     assert rollout(attached(tmp_path, recorded, keep_old_actor=True), [1]) == ["ref", "old", "new under a plan"]
 
 
-def test_a_pass_that_could_not_be_submitted_runs_without_a_plan(tmp_path: Path) -> None:
-    recorded = Recorded(is_planned=False)
-    assert rollout(attached(tmp_path, recorded), [1]) == ["ref", "old", "new"]
-    assert recorded.calls == [("plan", 0, 1), "end", ("plan", 1, 1), "end", "end"]
+def test_a_pass_that_is_not_taken_is_planned_from_history(tmp_path: Path) -> None:
+    recorded = Recorded(is_taken=False)
+    assert rollout(attached(tmp_path, recorded), [1]) == ["ref", "old under a plan", "new under a plan"]
+    assert recorded.calls == [
+        ("submit", 0, 1),
+        (Phase.RECOMPUTE, 0),
+        ("submit", 1, 1),
+        (Phase.UPDATE, 1),
+        "end",
+    ]
 
 
 def test_a_process_without_an_agent_trains_as_it_is(tmp_path: Path) -> None:
     assert rollout(BalancedTraining(SLIME, job_arguments(tmp_path)), [1]) == ["ref", "old", "new"]
 
 
-def test_S9_a_rollout_without_routing_trains_without_plans_and_the_log_says_so_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(module.dist, "get_rank", lambda: 0)
+def test_a_rollout_without_routing_is_planned_from_history(tmp_path: Path) -> None:
     recorded = Recorded()
     training = attached(tmp_path, recorded)
-    for _ in range(2):
-        with training.updates():
+    for passes in (training.log_probs(""), training.updates()):
+        with passes:
             training.run(lambda **_: None, forward_step_func=None)
-    assert recorded.calls == ["end"] * 4
-    assert caplog.text.count("slime trains on a rollout without rollout_routed_experts") == 1
+    assert recorded.calls == [(Phase.RECOMPUTE, 0), (Phase.UPDATE, 1), "end"]
 
 
 def test_S9_an_actor_that_does_not_say_what_sends_its_weights_is_refused(tmp_path: Path) -> None:

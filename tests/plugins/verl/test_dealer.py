@@ -17,7 +17,7 @@ from relibra.plugins.verl import dealer as module
 from relibra.plugins.verl.dealer import Dealer
 from relibra.plugins.verl.trained_job import TrainedJob
 from relibra.routing import ModelLayers
-from relibra.routing.token_layout import ParallelLayout
+from relibra.steps.parallel_layout import ParallelLayout
 
 JOB = TrainedJob(
     settings=PluginSettings(planner="127.0.0.1:1", job="job", plan_timeout_s=3.0),

@@ -12,7 +12,7 @@ from relibra.plugins.settings import PluginSettings
 from relibra.plugins.verl import trained_job as module
 from relibra.plugins.verl.trained_job import TrainedJob, TrainingProcess, trained_job
 from relibra.routing import ModelLayers
-from relibra.routing.token_layout import ParallelLayout
+from relibra.steps.parallel_layout import ParallelLayout
 
 RANKS = ParallelLayout(data=4, expert=4)
 LAYERS = ModelLayers.uniform(num_layers=2, num_experts=8, top_k=2)
@@ -20,12 +20,12 @@ LAYERS = ModelLayers.uniform(num_layers=2, num_experts=8, top_k=2)
 
 def process(monkeypatch: pytest.MonkeyPatch, *, rank: int = 0, **given: Any) -> TrainingProcess:
     monkeypatch.setattr(module, "dist", SimpleNamespace(get_rank=lambda: rank))
+    monkeypatch.setattr(module, "parallel_layout", lambda: RANKS)
     monkeypatch.setattr(TrainingProcess, "current", None)
     monkeypatch.setenv("RELIBRA_TOKEN", "secret")
     planned = SimpleNamespace(
         settings=PluginSettings(planner="planner:7420", job="job", pack=True),
         attempt="launch",
-        trainer=SimpleNamespace(ranks=RANKS),
         cluster=Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1),
         is_registered=True,
     )

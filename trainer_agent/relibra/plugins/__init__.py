@@ -1,7 +1,7 @@
 """Plug-ins: relibra inside the engine of an RL framework, turned on by settings and without edits in the framework.
 
 In:   a framework's own engine class, and the address of a planner.
-Out:  the engine with an agent inside: it registers the job, has its passes planned, and exports right names.
+Out:  the engine with an agent inside: it registers the job, runs its passes under plans, and exports right names.
 
     settings          the few settings of a plug-in; everything else is found out
     embedded          a planner that the job starts for itself
@@ -12,7 +12,6 @@ Out:  the engine with an agent inside: it registers the job, has its passes plan
     planned_passes    the passes of one engine on their way to the planner
     logical_export    the export of a framework with each expert under its own name
     balanced_passes   the passes of one engine with an agent inside, and what leaves it
-    routed_counts     how routers route, counted for forecasts
     attached_job      all of this together: a registered job with an agent in its model
     verl              verl's Megatron engine
     slime             the training processes of slime and miles

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from relibra.agent import Agent, Phase
+from relibra.planning import Cause
 from relibra.plugins.logical_export import Renamed, exporting, logical_export
 from relibra.plugins.planned_passes import PlannedPasses
 from relibra.routing import ModelLayers
@@ -79,7 +80,9 @@ class BalancedPasses:
             if not is_submitted:
                 timeout_s = _HISTORY_TIMEOUT_S if self.planned.has_planner() else 0.0
         self._runs = True
-        self.agent.begin_step(self._index, phase, plan_timeout_s=timeout_s)
+        outcome = self.agent.begin_step(self._index, phase, plan_timeout_s=timeout_s)
+        if timeout_s and Cause.LATE in outcome.causes:  # which is the same on all ranks
+            self.planned.note_lost()
 
     def begin_in_place(self) -> None:
         """Collective over all ranks: begin a pass in which no expert may move; the pass before has ended."""

@@ -41,10 +41,9 @@ class _Told:
 class PlannedPasses:
     """Registers the job and submits its passes. All ranks make its calls together.
 
-    If the planner is away or refuses, the pass is planned from history or not at all, training goes on, and the log
-    says so once. If the planner
-    is away or has lost the job, rank 0 registers the job again, at most once a minute. The log says when planning works
-    again.
+    If the planner refuses a pass, the pass is planned from history. If the planner is away or has lost the job, passes
+    keep the last plan, and rank 0 registers the job again, at most once a minute. The log says each of them once, and
+    when calls work again.
 
     Args:
         settings: the settings of the plug-in.
@@ -74,7 +73,7 @@ class PlannedPasses:
         self._is_first = dist.get_rank() == 0
         self._planner = PlannerClient(settings.planner, timeout_s=_CALL_TIMEOUT_S, attempt=attempt)
         self._reporter = RolloutReporter(settings.planner, settings.job, num_experts=model.num_experts, attempt=attempt)
-        self._unplanned = Trouble("relibra: passes are submitted again, after %d that were not")
+        self._failed = Trouble("relibra: calls to the planner work again, after %d that failed")
         self.is_registered = False
         self._asked_s = 0.0
 
@@ -110,6 +109,11 @@ class PlannedPasses:
             self._share()
         return self.is_registered
 
+    def note_lost(self) -> None:
+        """Remember that the planner is away, or has lost the job; all ranks heard of it together."""
+        self.is_registered = False
+        self._asked_s = time.monotonic()
+
     def close(self) -> None:
         """End the calls to the planner, for example because the engine builds another model."""
         self._reporter.close()
@@ -141,7 +145,7 @@ class PlannedPasses:
         self._note(set(told))
         is_taken = told == [_Answer.TAKEN]
         if is_taken:
-            self._unplanned.over()
+            self._failed.over()
         return is_taken
 
     def _call(self, pass_index: int, call: Callable[[], None]) -> _Answer:
@@ -150,19 +154,17 @@ class PlannedPasses:
         try:
             call()
         except RelibraError as error:
-            self._unplanned.met(type(error).__name__, message, pass_index, error)
+            self._failed.met(type(error).__name__, message, pass_index, error)
             return _Answer.LOST if error.retryable or isinstance(error, UnknownJob | StaleEpoch) else _Answer.REFUSED
         except Exception as error:  # any error: the other ranks wait to hear from this one
             text = f"{type(error).__name__}: {error}"
-            self._unplanned.met(text, message, pass_index, text, level=logging.ERROR, exc_info=True)
+            self._failed.met(text, message, pass_index, text, level=logging.ERROR, exc_info=True)
             return _Answer.REFUSED
         return _Answer.TAKEN
 
     def _note(self, answers: set[_Answer]) -> None:
-        """Remember, on all ranks alike, that the job must be registered again."""
         if _Answer.LOST in answers:
-            self.is_registered = False
-            self._asked_s = time.monotonic()
+            self.note_lost()
 
     def _ask(self) -> None:
         """Register the job, on rank 0."""
@@ -172,7 +174,7 @@ class PlannedPasses:
         try:
             self._planner.register_job(self.settings.job, self._model, self.cluster, self._params)
         except RelibraError as error:
-            self._unplanned.met(
+            self._failed.met(
                 type(error).__name__,
                 "relibra: job %s trains without plans, because it could not be registered at %s: %s",
                 self.settings.job,
@@ -180,6 +182,7 @@ class PlannedPasses:
                 error,
             )
         else:
+            self._failed.over()
             self.is_registered = True
 
     def _share(self) -> None:

@@ -40,6 +40,8 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
 
     passes = BalancedPasses()
     """The passes of this worker; its agent balances them if the worker trains."""
+    _has_reference = False
+    """Whether the reference is in the place of the policy, so that no expert may move."""
     _sends_names = False
     """Whether the export that is read goes to a receiver that gets names together with the tensors."""
 
@@ -98,7 +100,8 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
             agent = self.passes.agent
             with nullcontext() if agent is None else agent.copying() as self._order_of_own:
                 swapped.enter_context(super().use_reference_model())
-            yield
+            with replaced(self, "_has_reference", True):
+                yield
 
     def _apply_state_dict_to_model(self, source_state_dict: Any, **kwargs: Any) -> None:
         agent = self.passes.agent
@@ -165,7 +168,10 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
 
         def megatron_forward_backward(*args: Any, **kwargs: Any) -> Any:
             phase = Phase.RECOMPUTE if kwargs.get("forward_only", False) else Phase.UPDATE
-            self.passes.begin(phase, batch[0] if kwargs.get("use_router_replay", False) else None)
+            if self._has_reference:
+                self.passes.begin_in_place()
+            else:
+                self.passes.begin(phase, batch[0] if kwargs.get("use_router_replay", False) else None)
             with self.passes.in_schedules_of(megatron_train):
                 return run(*args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""SkyRL's Megatron policy worker with an agent inside: every pass that replays routing is planned."""
+"""SkyRL's Megatron policy worker with an agent inside: every pass runs under a plan."""
 
 import functools
 import os

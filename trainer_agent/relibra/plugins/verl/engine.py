@@ -1,4 +1,4 @@
-"""verl's Megatron engine with an agent inside: every pass that replays routing is planned and runs under its plan."""
+"""verl's Megatron engine with an agent inside: every pass of the actor runs under a plan."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -175,6 +175,8 @@ def check_settings(engine_config: Any) -> None:
     Raises:
         Unsupported: the plug-in was not run with a setting.
     """
-    for field, needed in (("use_remove_padding", True), ("dynamic_context_parallel", False)):
-        if getattr(engine_config, field) is not needed:
-            raise Unsupported(f"expected verl's {field}={needed}, because relibra was not run with another setting")
+    if engine_config.dynamic_context_parallel:
+        raise Unsupported(
+            "expected verl's dynamic_context_parallel=False, because relibra does not see the micro-batches that verl "
+            "forms with it"
+        )

@@ -1,0 +1,66 @@
+"""Passes of an engine, with a scripted agent and a scripted way to the planner."""
+
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+
+from relibra.agent import Phase
+from relibra.planning import Cause
+from relibra.plugins.balanced_passes import BalancedPasses
+
+
+class Scripted:
+    """The passes, and what their agent and the planner do."""
+
+    def __init__(self) -> None:
+        self.planned = mock.Mock(has_planner=mock.Mock(return_value=True), submit=mock.Mock(return_value=True))
+        self.begin_step = mock.Mock(return_value=SimpleNamespace(causes=()))
+        self.passes = BalancedPasses(mock.Mock(begin_step=self.begin_step), self.planned)
+
+    def timeouts_s(self) -> list[float | None]:
+        return [call.kwargs["plan_timeout_s"] for call in self.begin_step.call_args_list]
+
+
+@pytest.fixture
+def scripted() -> Scripted:
+    return Scripted()
+
+
+def test_only_a_pass_that_the_planner_took_may_wait_for_its_plan_as_long_as_the_settings_say(
+    scripted: Scripted,
+) -> None:
+    batch = mock.Mock()
+    scripted.passes.begin(Phase.UPDATE, batch)
+    scripted.planned.submit.return_value = False
+    scripted.passes.begin(Phase.UPDATE, batch)
+    scripted.passes.begin(Phase.UPDATE)
+    scripted.planned.has_planner.return_value = False
+    scripted.passes.begin(Phase.UPDATE)
+    assert scripted.timeouts_s() == [None, 1.0, 1.0, 0.0]
+    assert [call.args[0] for call in scripted.begin_step.call_args_list] == [0, 1, 2, 3]
+
+
+def test_L1_after_a_pass_from_history_that_got_no_answer_no_pass_waits(scripted: Scripted) -> None:
+    scripted.begin_step.return_value = SimpleNamespace(causes=(Cause.UNSCHEDULED,))
+    scripted.passes.begin(Phase.UPDATE)
+    assert not scripted.planned.note_lost.called
+    scripted.begin_step.return_value = SimpleNamespace(causes=(Cause.LATE,))
+    scripted.passes.begin(Phase.UPDATE, mock.Mock())
+    assert not scripted.planned.note_lost.called, "a plan that was submitted may take longer than it should"
+    scripted.passes.begin(Phase.UPDATE)
+    assert scripted.planned.note_lost.called
+
+
+def test_passes_with_one_key_are_phases_of_one_step_if_the_planner_took_the_first(scripted: Scripted) -> None:
+    for phase in Phase:
+        scripted.passes.begin(phase, mock.Mock(), key="rollout")
+    scripted.planned.submit.return_value = False
+    for phase in Phase:
+        scripted.passes.begin(phase, mock.Mock(), key="next rollout")
+    assert [call.args for call in scripted.begin_step.call_args_list] == [
+        (0, Phase.RECOMPUTE),
+        (0, Phase.UPDATE),
+        (1, Phase.RECOMPUTE),
+        (2, Phase.UPDATE),
+    ]
