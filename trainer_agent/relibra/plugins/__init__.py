@@ -12,7 +12,6 @@ Out:  the engine with an agent inside: it registers the job, has its passes plan
     planned_passes    the passes of one engine on their way to the planner
     logical_export    the export of a framework with each expert under its own name
     balanced_passes   the passes of one engine with an agent inside, and what leaves it
-    routed_counts     how routers route, counted for forecasts
     attached_job      all of this together: a registered job with an agent in its model
     verl              verl's Megatron engine
     slime             the training processes of slime and miles
