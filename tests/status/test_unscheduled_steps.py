@@ -63,7 +63,7 @@ def test_steps_from_history_explain_themselves_without_any_alarm(http: TestClien
 def test_pages_show_imbalance_without_and_with_relibra(http: TestClient, plain: dict[int, PlanId], step: int) -> None:
     text = http.get(f"/jobs/plain/steps/{step}?attempt=1", headers=PAGE).text
     assert ("Imbalance without relibra" in text) == (step < 4)
-    assert ("level history" in text) == (step > 1)
+    assert ("level history" in text) == ("With known micro-batches" in text) == (step > 1)
     assert "attention" not in text
     assert ("4 unscheduled" in text) == (step == 1)
     for address in ("/", "/jobs/plain"):
