@@ -47,7 +47,7 @@ def test_S9_a_job_that_packs_says_how_that_ended(relibra, answering):
 def test_a_step_with_what_the_ranks_did(relibra, watched):
     printed = relibra("show", "job", 1)
     assert f"bound {watched.job.plans[1].prediction.imbalance_bound:.3f}" in printed
-    assert "update: 4 of 4 ranks executed the plan, imbalance" in printed
+    assert re.search(r"update: 4 of 4 ranks executed plan \w+\.\d; imbalance \S+ without relibra, \S+ with it", printed)
     assert "4 kept the last plan: late" in relibra("show", "job", 2)
     assert "the load is [empty]" in relibra("show", "job", 3)
     said = json.loads(relibra("show", "job", 2, "--json"))
@@ -56,11 +56,11 @@ def test_a_step_with_what_the_ranks_did(relibra, watched):
 
 def test_an_expired_step_in_brief(relibra, watched):
     printed = relibra("show", "job", 0)
-    assert "step 0 is planned, 8 sequences" in printed
+    assert "step 0 is planned, level micro-batches, 8 sequences" in printed
     assert "full data expired after" in printed
     assert "4 steps are kept in full" in " ".join(printed.split())
     assert f"bound {watched.job.plans[0].prediction.imbalance_bound:.3f}" in printed
-    assert "update: 4 of 4 ranks executed the plan, imbalance" in printed
+    assert re.search(r"update: 4 of 4 ranks executed plan \w+\.\d; imbalance \S+ without relibra, \S+ with it", printed)
     assert json.loads(relibra("show", "job", 0, "--json"))["expired"]
     with pytest.raises(NotFound, match=r"step 0 of job 'job' has expired: only the summary .* 4 in all"):
         relibra("show", "job", 0, "--row", 0, "--layer", 0)

@@ -12,13 +12,16 @@ def test_steps_are_listed_newest_first_with_their_predictions(relibra, watched):
         ("0", "planned,"),
     ]
     assert rows[4][2] == "expired"
-    assert rows[4][4] == f"{watched.job.plans[0].prediction.imbalance_before:.3f}"
+    assert rows[4][3] == "micro-batches"
+    (phase,) = json.loads(relibra("steps", "job", "--json", "--before", 2, "--limit", 1))[0]["phases"]
     prediction = watched.job.plans[1].prediction
-    assert rows[3][3:6] == [
-        f"{prediction.imbalance_before:.3f}",
-        f"{prediction.imbalance_after:.3f}",
-        f"{prediction.imbalance_bound:.3f}",
-    ]
+    imbalances = (
+        phase["imbalance_plain"],
+        phase["imbalance"],
+        prediction.imbalance_after,
+        prediction.imbalance_bound,
+    )
+    assert rows[3][3:7] == [f"{each:.3f}" for each in imbalances]
     assert printed[-1] == "step 3: the load is [empty]"
 
 

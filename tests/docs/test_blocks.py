@@ -15,7 +15,7 @@ TESTS_OF_PYTHON = {
     "docs/integration/megatron.md": ("tests/distributed/test_integration_page.py",),
     **{
         f"docs/integrations/{page}.md": ("tests/integrations/test_pages.py",)
-        for page in ("areal", "forecast", "plain-megatron")
+        for page in ("areal", "levels", "plain-megatron")
     },
 }
 """The tests that run the Python of each page. `tests/docs/test_commands.py` runs the commands of all pages."""

@@ -32,9 +32,11 @@ EXECUTION = Execution(
     num_ep_groups=1,
     missing=(),
     num_applied=4,
+    applied=PLAN.id,
     fallbacks={},
     reasons=(),
     imbalance=1.02,
+    imbalance_plain=1.8,
     rank_tokens=(1, 1, 1, 1),
     num_token_copies=4,
 )

@@ -19,10 +19,14 @@ from relibra.planning import (
     StepLoad,
 )
 from relibra.planning.cost import CostModel
+from relibra.planning.execution import sampled
+from relibra.planning.expected.loads import WINDOW, mean_micro_batch, seen_load
 from relibra.planning.launch import Launch
 from relibra.planning.load import narrow_counts
+from relibra.planning.plan import Level, Quotas
 from relibra.planning.solve import solve
-from relibra.store import EncodedPlan, ExpiryCause, JobRecord, SequenceCounts, Store
+from relibra.planning.split import split_step
+from relibra.store import EncodedPlan, ExpiryCause, JobRecord, Lease, SequenceCounts, Store
 
 LEASE_S = 600.0
 
@@ -51,6 +55,7 @@ class WatchedJob:
         self.schedule = Schedule.round_robin(num_micro_batches * cluster.num_ranks, num_micro_batches, cluster)
         self.ids = [f"sequence-{index}" for index in range(self.schedule.num_sequences)]
         self.plans: dict[int, Plan] = {}
+        self._published: dict[PlanId, Plan] = {}
         self.record: JobRecord
 
     async def register(self, launch: Launch = Launch()) -> JobRecord:  # noqa: B008
@@ -89,9 +94,26 @@ class WatchedJob:
         assert lease is not None
         load = StepLoad.of(counts_SLE, self.schedule, self.cluster)
         plan = solve(load, self.schedule, self.model, self.cluster, PlanParams(), self._home_LE)
+        return await self._publish(lease, plan)
+
+    async def foresee(self, step: int) -> PlanId:
+        """Plan a step from history, as the planner does when all ranks have reported the step before."""
+        lease = await self.store.take_lease(self.job_id, LEASE_S)
+        assert lease is not None
+        assert lease.step == step
+        seen_NLE = await self.store.micro_batches_before(self.record, step, WINDOW)
+        load, schedule = mean_micro_batch(seen_NLE, self.cluster)
+        seen = seen_load(seen_NLE, self.cluster)
+        plan = solve(
+            load, schedule, self.model, self.cluster, PlanParams(), self._home_LE, level=Level.HISTORY, seen=seen
+        )
+        return await self._publish(lease, plan)
+
+    async def _publish(self, lease: Lease, plan: Plan) -> PlanId:
         self._home_LE = plan.home_rank_LE
-        self.plans[step] = plan
-        return await self.store.publish_plan(lease, EncodedPlan.of(plan))
+        plan_id = await self.store.publish_plan(lease, EncodedPlan.of(plan))
+        self.plans[lease.step] = self._published[plan_id] = plan
+        return plan_id
 
     async def fail(self, step: int, reason: str) -> None:
         """Take a step from its sequences to a failed solve."""
@@ -111,14 +133,14 @@ class WatchedJob:
         causes: tuple[Cause, ...] = (Cause.LATE,),
         reason: str = "",
     ) -> None:
-        """Let ranks report that they executed a plan as it is, or that they fell back if `plan_id` is None."""
+        """Let ranks report that they executed a plan, or that they fell back if `plan_id` is None."""
         reason = reason or ("all ranks hold it" if plan_id else "rank 3 without a plan in time")
-        plan = self.plans[step]
-        loads_MLR = plan.rank_loads_MLR
-        per_group = plan.num_rows // self.cluster.num_ep_groups
+        plan = self.plans.get(step) if plan_id is None else self._published[plan_id]
+        tokens_MLER = self._executed(step, plan)
+        per_group = len(tokens_MLER) // self.cluster.num_ep_groups
         for group in range(self.cluster.num_ep_groups):
             for rank in range(self.cluster.num_ranks) if ranks is None else ranks:
-                rows = slice(group * per_group, (group + 1) * per_group)
+                of_rank_MLE = tokens_MLER[group * per_group : (group + 1) * per_group, ..., rank]
                 await self.store.put_report(
                     self.record,
                     ExecutionReport(
@@ -129,7 +151,8 @@ class WatchedJob:
                         applied=plan_id,
                         reason=reason,
                         causes=() if plan_id else causes,
-                        realised_load_ML=loads_MLR[rows, :, rank],
+                        realised_load_ML=of_rank_MLE.sum(axis=-1),
+                        expert_load_NLE=narrow_counts(of_rank_MLE[sampled(per_group)].astype(np.uint32)),
                         reorder_sent_bytes=1 << 20,
                         replica_sent_bytes=1 << 18,
                         plan_wait_s=0.01 * (1 + step % 5) + 0.001 * rank,
@@ -139,6 +162,27 @@ class WatchedJob:
                         num_processes=1,
                     ),
                 )
+
+    def _executed(self, step: int, plan: Plan | None) -> NDArray[np.int64]:
+        """Return the tokens of every expert by rank, `[M, L, E, R]`, as ranks with this plan split those of a step."""
+        load_MLE = StepLoad.of(self._counts(step), self.schedule, self.cluster).load_MLE
+        home_LE, index_Y4 = self.cluster.identity_placement(self.model), np.zeros((0, 4), dtype=np.int32)
+        if plan is not None:
+            home_LE, num_rows = plan.home_rank_LE, plan.num_rows
+            # Micro-batches beyond those of a plan use its replicas in turn.
+            per_group, planned = (num // self.cluster.num_ep_groups for num in (len(load_MLE), num_rows))
+            of_row = [
+                plan.replica_index_Y4[plan.replica_index_Y4[:, 0] == group * planned + number % planned]
+                for group, number in np.ndindex(self.cluster.num_ep_groups, per_group)
+            ]
+            index_Y4 = np.concatenate(of_row)
+            index_Y4[:, 0] = np.repeat(np.arange(len(load_MLE)), [len(each) for each in of_row])
+        gpus_per_node, num_ranks = self.cluster.gpus_per_node, self.cluster.num_ranks
+        tokens_Y, _ = split_step(load_MLE, np.zeros_like(load_MLE), home_LE, index_Y4, gpus_per_node, num_ranks)
+        quotas = Quotas.of(load_MLE, home_LE, index_Y4, tokens_Y)
+        tokens_MLER = np.zeros((*load_MLE.shape, num_ranks), dtype=np.int64)
+        tokens_MLER[tuple(quotas.index_Q4.T)] = quotas.tokens_Q
+        return tokens_MLER
 
     async def expire(self, *steps: int, cause: ExpiryCause = ExpiryCause.STEPS) -> None:
         """Let steps expire: their summaries stay."""

@@ -9,17 +9,19 @@ import numpy as np
 import pytest
 
 from harness.doc_blocks import python_of
-from harness.engine_payloads import all_layers, areal
-from harness.framework_batches import LAYERS, sequence_rows
+from harness.engine_payloads import all_layers, areal, routes
 from harness.services import Service
-from relibra.planning import Cluster, Model, Schedule, StepLoad
+from relibra.planning import Cluster, Model, Schedule
 from relibra.planning.plan import Level
+from relibra.routing import ModelLayers
 from relibra.wire.client import PlannerClient
 
 pytestmark = pytest.mark.integration
 
 CONFIG = {"num_hidden_layers": 3, "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 2}
 MODEL = Model(num_layers=2, num_experts=8, top_k=2)
+LAYERS = ModelLayers(num_experts=8, top_k=2, is_moe=(False, True, True))
+ROWS = [routes(seed, 12, LAYERS) for seed in range(4)]
 
 
 def run_page(page: str, names: dict[str, Any], address: str, folder: Path) -> dict[str, Any]:
@@ -43,7 +45,7 @@ def check_plan_of(page: str, address: str, step: int, level: Level = Level.MICRO
 
 
 def test_plain_megatron(shared_planner: Service, tmp_path: Path) -> None:
-    payloads = [all_layers(rows, LAYERS, "int32") for rows in sequence_rows(0)]
+    payloads = [all_layers(rows, LAYERS, "int32") for rows in ROWS]
     run_page("plain-megatron", {"step": 1, "payloads": payloads}, shared_planner.address, tmp_path)
     check_plan_of("plain-megatron", shared_planner.address, 1)
 
@@ -56,7 +58,7 @@ def test_areal(shared_planner: Service, tmp_path: Path) -> None:
                 input_tokens=[0] * 3, output_tokens=[0] * (len(rows) - 2), routed_experts=areal(rows, LAYERS)
             ),
         )
-        for place, rows in enumerate(sequence_rows(0))
+        for place, rows in enumerate(ROWS)
     ]
     cluster = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
     with PlannerClient(shared_planner.address) as client:
@@ -68,19 +70,26 @@ def test_areal(shared_planner: Service, tmp_path: Path) -> None:
             "sequence_ids": [name for name, _ in responses],
         }
         run_page("areal", names, shared_planner.address, tmp_path)
-    check_plan_of("areal", shared_planner.address, 4, Level.STEP)
+    check_plan_of("areal", shared_planner.address, 4)
 
 
-def test_forecast(tmp_path: Path) -> None:
+def test_levels(shared_planner: Service, tmp_path: Path) -> None:
     cluster = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
-    load_LE = np.random.default_rng(0).integers(100, 200, (2, 8)) * np.arange(1, 9)
+    schedule = Schedule.round_robin(8, 2, cluster)
+    routed_TLK = np.stack([np.repeat(np.arange(8), np.arange(1, 9))] * 2, axis=1)
+    sequence_ids = [f"sequence-{place}" for place in range(schedule.num_sequences)]
+    load_LE = np.tile(np.arange(1, 9), (2, 1))
     names = {
-        "cluster": cluster,
-        "model": MODEL,
+        "step": 1,
+        "rollouts": [(name, np.stack([routed_TLK, (routed_TLK + 1) % 8], axis=-1)) for name in sequence_ids],
+        "sequence_ids": sequence_ids,
+        "micro_batch": schedule.micro_batch_S,
+        "source_rank": schedule.source_rank_S,
+        "ep_group": schedule.ep_group_S,
         "home_rank": cluster.identity_placement(MODEL),
         "micro_batches": np.stack([load_LE, load_LE[:, ::-1]]),
-        "actual_load": StepLoad.of(np.broadcast_to(load_LE, (16, 2, 8)), Schedule.round_robin(16, 1, cluster), cluster),
     }
-    names = run_page("forecast", names, "", tmp_path)
+    names = run_page("levels", names, shared_planner.address, tmp_path)
     assert names["plan"].prediction.level is Level.HISTORY
-    assert names["loads"].sum() == 16 * load_LE.sum()
+    with PlannerClient(shared_planner.address) as client:
+        assert client.fetch_plan("page-levels", 1, MODEL, wait_s=60).level is Level.MICRO_BATCHES

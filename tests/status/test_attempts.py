@@ -107,7 +107,7 @@ def test_S9_a_new_attempt_is_neither_well_nor_stalled_from_the_data_before_it(
     shown = http.get("/v1/jobs/job").json()
     assert shown["health"] == {
         "verdict": "waiting",
-        "reason": "attempt 3 has begun, but no sequence has been reported yet",
+        "reason": "attempt 3 has begun, but no step has been reported yet",
     }
     assert (shown["balance"]["num_executed"], shown["balance"]["since_step"]) == (0, None)
     assert http.get("/v1/jobs/job?attempt=2").json()["health"]["verdict"] == "well"

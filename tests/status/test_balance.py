@@ -49,6 +49,7 @@ def test_S9_a_row_of_fallbacks_counts_from_its_first_step() -> None:
         (replace(collecting(7), submitted_at=1.0), Obstacle.UNSOLVED, "was not ready"),
         (replace(collecting(7), failure="no load"), Obstacle.UNPLANNABLE, "cannot be planned: no load"),
         (planned(7), Obstacle.FELL_BACK, "kept the last plan"),
+        (replace(collecting(7), num_sequences=0), Obstacle.FELL_BACK, "kept the last plan"),
     ],
 )
 def test_S9_a_step_that_ran_without_a_plan_says_why(step: StepRecord, obstacle: Obstacle, words: str) -> None:
@@ -62,8 +63,7 @@ def test_S9_a_step_that_ran_without_a_plan_says_why(step: StepRecord, obstacle: 
     [
         (REFUSAL, Obstacle.REFUSED_SCHEDULE),
         (replace(REFUSAL, what=Refused.SEQUENCES), Obstacle.REFUSED_SEQUENCES),
-        (replace(REFUSAL, what=Refused.REPORTS, error="NotFound"), Obstacle.UNKNOWN_STEP),
-        (replace(REFUSAL, what=Refused.REPORTS, error="LimitExceeded"), Obstacle.REFUSED_REPORTS),
+        (replace(REFUSAL, what=Refused.REPORTS), Obstacle.REFUSED_REPORTS),
     ],
 )
 def test_S9_refused_steps_are_not_balanced(refusal: Refusal, obstacle: Obstacle) -> None:
@@ -91,6 +91,14 @@ def test_S9_a_job_that_repeats_steps_is_no_straggler() -> None:
     refusal = replace(REFUSAL, what=Refused.SEQUENCES, since_step=2, step=3)
     balance = judge_balance([planned(7)], [(planned(7), [APPLIED])], [refusal])
     assert (balance.since_step, balance.obstacle) == (2, Obstacle.REFUSED_SEQUENCES)
+
+
+def test_steps_that_nobody_scheduled_are_balanced_by_earlier_plans_and_before_the_first_one_nothing_is_wrong() -> None:
+    step = replace(collecting(7), num_sequences=0)
+    nothing_yet = replace(APPLIED, num_applied=0, num_unscheduled=4, applied=None)
+    balance = judge_balance([step], [(step, [APPLIED]), (replace(step, step=6), [nothing_yet])], [])
+    assert (balance.since_step, balance.share, balance.num_executed) == (None, None, 2)
+    assert judge_balance([step], [(step, [replace(nothing_yet, num_unscheduled=3)])], []).since_step == 7
 
 
 @pytest.mark.parametrize("collecting_ahead", [0, 16])

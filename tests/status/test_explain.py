@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.executed_plan import EXECUTION, PLAN
 from harness.services import CLUSTER
 from relibra.planning import Cause, Cluster, Phase, PlanId
 from relibra.planning.execution import Execution
-from relibra.planning.plan import Prediction
+from relibra.planning.plan import Level, Prediction
 from relibra.status.explain import explain, write_size
 from relibra.store import PlanRecord, StepRecord
 
@@ -60,6 +61,8 @@ def test_a_plan_is_explained_by_its_prediction() -> None:
     [
         (STEP, "12 sequences have been reported"),
         (replace(STEP, submitted_at=1.0), "is being solved"),
+        (replace(STEP, num_sequences=0, submitted_at=1.0, level=Level.HISTORY), "planned from the loads of earlier"),
+        (replace(STEP, num_sequences=0), "nobody scheduled the step"),
         (replace(STEP, failure="no load"), "there is no plan: no load"),
     ],
 )
@@ -80,6 +83,7 @@ def fallen_back(cause: Cause) -> Execution:
         fallbacks={cause: 4},
         reasons=("said",),
         imbalance=1.8,
+        imbalance_plain=1.8,
         rank_tokens=(1, 1, 1, 1),
         num_token_copies=4,
         plan_wait_s=30.0,
@@ -99,6 +103,29 @@ def test_after_a_late_plan_the_explanation_says_how_long_planning_took() -> None
     late = replace(step, plan=replace(step.plan, submitted_at=100.0, published_at=142.5))
     told = explain(late, CLUSTER, [fallen_back(Cause.LATE)]).execution
     assert "The plan was ready 42.5 s after its schedule; the rank that waited longest waited 30.0 s." in told
+
+
+def test_a_step_under_the_plan_of_an_earlier_one_names_it_and_has_no_fallback() -> None:
+    earlier = replace(PLAN, step=5, prediction=replace(PLAN.prediction, level=Level.HISTORY))
+    unscheduled = replace(STEP, num_sequences=0)
+    told = explain(unscheduled, CLUSTER, [EXECUTION], earlier).execution
+    assert (
+        told[0]
+        == f"Ranks applied plan {PLAN.id} of step 5, the newest from history, because nobody scheduled the step."
+    )
+    assert "All 4 ranks applied the plan in phase update." in told
+    assert not any("kept the last plan" in each for each in told)
+    newer = replace(unscheduled, plan=replace(PLAN, id=PlanId(epoch=1, version=2)))
+    assert "came after they had begun" in explain(newer, CLUSTER, [EXECUTION], earlier).execution[0]
+    assert "has expired or was replaced" in explain(newer, CLUSTER, [EXECUTION]).execution[0]
+
+
+def test_a_step_before_anything_was_planned_says_so_without_advice() -> None:
+    first = replace(EXECUTION, num_applied=0, num_unscheduled=4, applied=None)
+    told = explain(replace(STEP, num_sequences=0), CLUSTER, [first]).execution
+    assert told[0].startswith("4 of 4 ranks kept what they had in phase update: nobody scheduled the step")
+    assert told[1].startswith("Imbalance in phase update was 1.020; it would have been 1.800 without relibra")
+    assert len(told) == 2
 
 
 @given(st.integers(0, 1 << 60))

@@ -8,21 +8,31 @@ import pytest
 from harness.executed_plan import EXECUTION, NOW, PLAN
 from relibra.planning import Phase
 from relibra.planning.execution import Execution
+from relibra.planning.plan import Level
 from relibra.status.balance import Balance, Obstacle
 from relibra.status.health import JobState, judge_health, write_duration
 from relibra.store import StepRecord
 
 COLLECTING = StepRecord(step=8, num_sequences=12, policies={}, submitted_at=None, plan=None, failure=None)
 PLANNED = replace(COLLECTING, step=7, plan=PLAN)
+UNSCHEDULED = replace(COLLECTING, step=7, num_sequences=0)
+FORESEEN = replace(UNSCHEDULED, step=8, plan=replace(PLAN, step=8), level=Level.HISTORY)
 
 
 @pytest.mark.parametrize(
     ("steps", "executed", "state", "words"),
     [
-        ([], [], JobState.WAITING, "no sequence"),
+        ([], [], JobState.WAITING, "no step"),
         ([COLLECTING], [], JobState.WAITING, "12 sequences"),
-        ([COLLECTING, PLANNED], [EXECUTION], JobState.WELL, "step 8 is collecting"),
-        ([PLANNED], [EXECUTION], JobState.WELL, "1.800 to 1.020"),
+        ([COLLECTING, PLANNED], [], JobState.WELL, "step 8 is collecting, 12 sequences"),
+        ([PLANNED], [], JobState.WELL, "1.800 to 1.020"),
+        ([PLANNED], [EXECUTION], JobState.WELL, "step 7: imbalance .* was 1.020; .* 1.800 without relibra"),
+        (
+            [FORESEEN, UNSCHEDULED],
+            [replace(EXECUTION, num_applied=0, num_unscheduled=4, applied=None, imbalance=1.8)],
+            JobState.WELL,
+            "4 of 4 ranks kept what they had .*: nobody scheduled the step",
+        ),
         ([replace(COLLECTING, failure="no load"), PLANNED], [], JobState.FAILING, "step 8 cannot be planned: no load"),
         ([replace(COLLECTING, submitted_at=NOW - 31), PLANNED], [], JobState.FAILING, "is a planner running"),
         ([replace(COLLECTING, submitted_at=NOW - 1), PLANNED], [], JobState.WELL, "solving"),
@@ -45,7 +55,7 @@ PLANNED = replace(COLLECTING, step=7, plan=PLAN)
 def test_a_state_has_its_reason(
     steps: list[StepRecord], executed: list[Execution], state: JobState, words: str
 ) -> None:
-    health = judge_health(steps, PLANNED if executed else None, executed, Balance(), NOW)
+    health = judge_health(steps, PLANNED if executed else None, executed, Balance(), NOW, applied=PLAN)
     assert health.verdict is state
     assert re.search(words, health.reason), health.reason
 
@@ -87,6 +97,9 @@ def test_a_job_that_may_have_ended_is_not_stalled(phases: list[Phase]) -> None:
     health = judge_health(EVERY_40_S, EVERY_40_S[0], executed, Balance(), NOW + 86_400)
     assert health.verdict is JobState.WAITING
     assert re.search("^no plan for 24 h .*all ranks reported step 7, .* has the job ended", health.reason)
+    # A plan from history is there as soon as the step before it ends.
+    health = judge_health([FORESEEN, *EVERY_40_S], EVERY_40_S[0], executed, Balance(), NOW + 86_400)
+    assert (health.verdict, "all ranks reported step 7" in health.reason) == (JobState.WAITING, True)
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,9 @@ def _print_summary(console: Console, step: dict[str, Any]) -> None:
 
 
 def _print_state(console: Console, step: dict[str, Any]) -> None:
-    console.print(f"step {step['step']} is {step['state']}, {step['num_sequences']} sequences", style="bold")
+    level = f", level {step['level']}" if step["level"] else ""
+    sequences = f", {step['num_sequences']} sequences" if step["num_sequences"] else ""
+    console.print(f"step {step['step']} is {step['state']}{level}{sequences}", style="bold")
     if step["failure"]:
         console.print(step["failure"], style="red", markup=False)
 
@@ -150,8 +152,8 @@ def _print_prediction(console: Console, plan_id: str, prediction: dict[str, Any]
     _print_facts(
         console,
         {
-            "plan": plan_id,
-            "imbalance": f"{imbalances}, bound {prediction['imbalance_bound']:.3f}",
+            "plan": f"{plan_id}, level {prediction['level']}",
+            "expected imbalance": f"{imbalances}, bound {prediction['imbalance_bound']:.3f}",
             "replicas": f"{prediction['num_replicas']}, {_size(prediction['replica_size_bytes'])}",
             "moved experts": f"{prediction['num_moved_experts']}, {_size(prediction['reorder_size_bytes'])}",
         },
@@ -159,12 +161,22 @@ def _print_prediction(console: Console, plan_id: str, prediction: dict[str, Any]
 
 
 def _print_phase(console: Console, phase: dict[str, Any]) -> None:
-    realised = "" if phase["imbalance"] is None else f", imbalance {phase['imbalance']:.3f}"
+    plan_id = phase["applied"]
+    plan = "a plan" if plan_id is None else f"plan {plan_id}"
     console.print(
-        f"{phase['phase']}: {phase['num_applied']} of {phase['num_expected']} ranks executed the plan{realised}"
+        f"{phase['phase']}: {phase['num_applied']} of {phase['num_expected']} ranks executed {plan}{_realised(phase)}"
     )
+    if phase["num_unscheduled"]:
+        console.print(f"  {phase['num_unscheduled']} kept what they had: nothing was planned yet")
     for cause, number in phase["fallbacks"].items():
         console.print(f"  {number} kept the last plan: {cause}", style="yellow")
+
+
+def _realised(phase: dict[str, Any]) -> str:
+    if phase["imbalance"] is None:
+        return ""
+    plain = "" if phase["imbalance_plain"] is None else f"{phase['imbalance_plain']:.3f} without relibra, "
+    return f"; imbalance {plain}{phase['imbalance']:.3f} with it"
 
 
 def _size(size_bytes: int | None) -> str:

@@ -18,7 +18,7 @@ def steps(
     url: StatusUrl = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """List the steps of a job, newest first, with the predictions of their plans."""
+    """List the steps of a job, newest first, with real imbalance without and with relibra, and expected."""
     client = StatusClient(url)
     found = client.get_of_job(job_id, "steps", limit=limit, before=before, state=state, attempt=attempt)
     if as_json:
@@ -27,18 +27,29 @@ def steps(
     rows = []
     for each in found:
         came = f"{each['state']}, expired" if each["expired"] else each["state"]
-        rows.append([str(each["step"]), came, str(each["num_sequences"]), *_promises(each["plan"])])
+        rows.append(
+            [str(each["step"]), came, each["level"] or "", *_realised(each["phases"]), *_promises(each["plan"])]
+        )
     console = open_console()
-    headings = ("step", "", "seq-\nuences", "imbalance\nplain", "\nplanned", "\nbound", "repli-\ncas", "moved")
-    print_rows(console, [f">{each}" if each else "state" for each in headings], rows)
+    figures = ("imbalance\nwithout", "\nwith", "\nexpected", "\nbound", "repli-\ncas", "moved")
+    print_rows(console, [">step", "state", "level", *(f">{each}" for each in figures)], rows)
     for each in found:
         if each["failure"]:
             console.print(f"step {each['step']}: {each['failure']}", highlight=False, markup=False)
 
 
+def _realised(phases: list[dict[str, Any]]) -> list[str]:
+    """Return the imbalance without and with relibra in the last phase that all ranks have reported."""
+    phase = next((phase for phase in reversed(phases) if phase["imbalance"] is not None), None)
+    if phase is None:
+        return ["", ""]
+    plain = phase["imbalance_plain"]
+    return ["" if plain is None else f"{plain:.3f}", f"{phase['imbalance']:.3f}"]
+
+
 def _promises(plan: dict[str, Any] | None) -> list[str]:
     prediction = plan and plan["prediction"]
     if not prediction:
-        return [""] * 5
-    imbalances = [f"{prediction[f'imbalance_{name}']:.3f}" for name in ("before", "after", "bound")]
+        return [""] * 4
+    imbalances = [f"{prediction[f'imbalance_{name}']:.3f}" for name in ("after", "bound")]
     return [*imbalances, str(prediction["num_replicas"]), str(prediction["num_moved_experts"])]

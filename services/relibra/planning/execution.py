@@ -129,8 +129,12 @@ class PhaseSummary(PhaseFigures):
     """Ranks that have reported."""
     num_applied: int
     """Ranks that applied the plan."""
+    num_unscheduled: int = 0
+    """Ranks that kept the last plan for no other reason than that nobody scheduled the step. That is no fallback."""
+    applied: PlanId | None = None
+    """The plan that ranks applied. Where nobody scheduled the step, it may be the plan of an earlier step."""
     fallbacks: dict[Cause, int]
-    """The number of ranks for which each cause applies; a rank with two causes counts under both."""
+    """The number of ranks that fell back for each cause; a rank with two causes counts under both."""
     imbalance: float | None
     """The realised imbalance; None until all ranks have reported, and where their loads differ in shape."""
     imbalance_plain: float | None
@@ -141,8 +145,8 @@ class PhaseSummary(PhaseFigures):
 
     @property
     def num_fallbacks(self) -> int:
-        """Ranks that kept the last plan."""
-        return self.num_reports - self.num_applied
+        """Ranks that kept the last plan, although the step was to have one."""
+        return self.num_reports - self.num_applied - self.num_unscheduled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +199,8 @@ class _PhaseSum:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._reported: set[tuple[int, int]] = set()
-        self._num_applied = 0
+        self._num_applied = self._num_unscheduled = 0
+        self._applied: PlanId | None = None
         self._causes: Counter[Cause] = Counter()
         # Reports may come in any order, but the first different reasons are those of the first ranks.
         self._reasons: dict[str, tuple[int, int]] = {}
@@ -211,11 +216,14 @@ class _PhaseSum:
     def add(self, report: ExecutionReport) -> None:
         rank = (report.ep_group, report.ep_rank)
         self._reported.add(rank)
-        if report.applied is None:
+        if report.applied is not None:
+            self._num_applied += 1
+            self._applied = max(report.applied, self._applied or report.applied)  # all ranks name one plan (S1)
+        elif report.causes == (Cause.UNSCHEDULED,):
+            self._num_unscheduled += 1
+        else:
             self._causes.update(report.causes or (Cause.UNSPECIFIED,))
             self._note_reason(report.reason, rank)
-        else:
-            self._num_applied += 1
         self._rank_tokens[report.ep_rank] += int(report.realised_load_ML.sum())
         self._rank_reports[report.ep_rank] += 1
         self._add_load(report)
@@ -250,6 +258,8 @@ class _PhaseSum:
             num_ep_groups=cluster.num_ep_groups,
             missing=missing,
             num_applied=self._num_applied,
+            num_unscheduled=self._num_unscheduled,
+            applied=self._applied,
             fallbacks={cause: self._causes[cause] for cause in Cause if cause in self._causes},
             reasons=tuple(sorted(self._reasons, key=self._reasons.__getitem__)),
             imbalance=None if missing or not self._has_one_shape else self._imbalance(),

@@ -76,7 +76,8 @@ async def explain_step(app: App, seen: Seen, request: Request, step: Step) -> Re
     job = seen.job
     record = await app.store.find_step(job, step)
     executed = await app.reader.find_executions(job, step)
-    return await app.tagged.json(request, lambda: explain(record, job.cluster, executed, is_over=seen.is_over))
+    applied = await app.reader.applied_plan(job, record, executed)
+    return await app.tagged.json(request, lambda: explain(record, job.cluster, executed, applied, is_over=seen.is_over))
 
 
 @api.get("/jobs/{job_id}/steps/{step}/execution", tags=["execution"], response_model=view(list[Execution]))

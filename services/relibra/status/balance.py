@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import takewhile
 
-from relibra.errors import NotFound
 from relibra.planning.execution import Execution
 from relibra.store import Refusal, Refused, StepRecord, StepState
 
@@ -28,8 +27,6 @@ class Obstacle(StrEnum):
     """The planner refused the step's sequences, and has none of them."""
     REFUSED_SCHEDULE = "refused_schedule"
     """The planner refused the step's schedule."""
-    UNKNOWN_STEP = "unknown_step"
-    """Ranks trained a step of which the planner has neither sequences nor a schedule."""
     REFUSED_REPORTS = "refused_reports"
     """The planner refused the reports of a step, so nobody knows whether its ranks use their plans."""
     UNSCHEDULED = "unscheduled"
@@ -39,12 +36,13 @@ class Obstacle(StrEnum):
     UNSOLVED = "unsolved"
     """The plan was not published when the ranks needed it."""
     FELL_BACK = "fell_back"
-    """There is a plan, but ranks kept the last plan."""
+    """Ranks kept the last plan, although there is a newer one or nobody had to make one."""
     UNREPORTED = "unreported"
     """There are plans, but no rank reports, so probably no rank uses them."""
 
 
 _BY_STATE = {
+    StepState.UNSCHEDULED: Obstacle.FELL_BACK,
     StepState.COLLECTING: Obstacle.UNSCHEDULED,
     StepState.SOLVING: Obstacle.UNSOLVED,
     StepState.FAILED: Obstacle.UNPLANNABLE,
@@ -96,8 +94,8 @@ def judge_balance(
     without = [(step, phases) for step, phases in executed if _is_without_plan(phases)]
     num_executed, num_without_plan = len(executed), len(without)
     if refusal := next((counted for counted in refusals if _leaves_unplanned(counted, steps, executed)), None):
-        since_step, reason = refusal.since_step, _explain_refusal(refusal)
-        obstacle = Obstacle.UNKNOWN_STEP if _is_of_unknown_step(refusal) else _BY_REFUSAL[refusal.what]
+        since_step, obstacle = refusal.since_step, _BY_REFUSAL[refusal.what]
+        reason = f"the planner refuses the {refusal.what} of step {refusal.step}: {refusal.text}"
     elif unreported := _find_unreported(steps, executed):
         since_step, obstacle = unreported[-1].step, Obstacle.UNREPORTED
         reason = (
@@ -160,17 +158,6 @@ def _leaves_unplanned(
     return True
 
 
-def _is_of_unknown_step(refusal: Refusal) -> bool:
-    """Return whether ranks reported a step that the planner does not know; others are refused for what they hold."""
-    return refusal.what is Refused.REPORTS and refusal.error == NotFound.__name__
-
-
-def _explain_refusal(refusal: Refusal) -> str:
-    if _is_of_unknown_step(refusal):
-        return f"ranks trained step {refusal.step}, but {refusal.text}; check the rollout workers and the driver"
-    return f"the planner refuses the {refusal.what} of step {refusal.step}: {refusal.text}"
-
-
 def _explain_missing_plan(step: StepRecord, phases: Sequence[Execution]) -> str:
     match step.state:
         case StepState.COLLECTING:
@@ -179,7 +166,7 @@ def _explain_missing_plan(step: StepRecord, phases: Sequence[Execution]) -> str:
             return f"step {step.step} cannot be planned: {step.failure}"
         case StepState.SOLVING:
             return f"the plan of step {step.step} was not ready when ranks needed it; are planners running and idle?"
-        case StepState.PLANNED:
+        case StepState.PLANNED | StepState.UNSCHEDULED:
             worst = max(phases, key=lambda phase: phase.num_fallbacks)
             return f"step {step.step}: {describe_fallbacks(worst)}"
 

@@ -10,8 +10,9 @@ from relibra.planning import Cause, Cluster
 from relibra.planning.execution import Execution
 from relibra.planning.plan import Level, Prediction
 from relibra.status.balance import describe_fallbacks
-from relibra.status.health import describe_excess, describe_missing_ranks
-from relibra.store import StepRecord, StepState
+from relibra.status.health import describe_missing_ranks
+from relibra.status.realised import describe_balance, describe_excess, describe_expectation, describe_unscheduled
+from relibra.store import PlanRecord, StepRecord, StepState
 
 _ADVICE = {
     Cause.LATE: "the plan came after `plan_timeout_s`: check how long planning took and when its schedule came",
@@ -20,6 +21,7 @@ _ADVICE = {
     Cause.DISAGREED: "ranks held different plans or were at different steps: was one trainer restarted alone?",
     Cause.UNDONE: "moving experts failed and every move was undone: the log of the named rank has the error",
     Cause.OTHER_LAUNCH: "another launch trains under the same job id: stop one of them, or give it another job id",
+    Cause.UNSCHEDULED: "nobody scheduled the step, and not all ranks had the newest plan from earlier steps",
     Cause.UNSPECIFIED: "agents of another version of relibra do not name a cause: read the reasons in their reports",
 }
 _CLOSE = 1.01
@@ -35,13 +37,28 @@ class Explanation:
     execution: list[str]
 
 
-def explain(step: StepRecord, cluster: Cluster, executed: Sequence[Execution], *, is_over: bool = False) -> Explanation:
-    """Explain one step; `is_over` says that its attempt is over, so that nothing more will come of it."""
+def explain(
+    step: StepRecord,
+    cluster: Cluster,
+    executed: Sequence[Execution],
+    applied: PlanRecord | None = None,
+    *,
+    is_over: bool = False,
+) -> Explanation:
+    """Explain one step.
+
+    Args:
+        step: the step.
+        cluster: the EP groups of its job.
+        executed: what its ranks did, by phase.
+        applied: the plan that they applied, if it is kept.
+        is_over: whether its attempt is over, so that nothing more will come of it.
+    """
     return Explanation(
         headline=_headline(step, is_over=is_over),
         placement=[] if step.plan is None else _placement(step.plan.prediction),
         replicas=[] if step.plan is None else _replicas(step.plan.prediction, cluster),
-        execution=_execution(step, executed, is_over=is_over),
+        execution=_execution(step, executed, applied, is_over=is_over),
     )
 
 
@@ -50,6 +67,11 @@ def _headline(step: StepRecord, *, is_over: bool) -> str:
         return step.plan.reason
     if step.state is StepState.FAILED:
         return f"there is no plan: {step.failure}; ranks keep the last plan"
+    if step.state is StepState.UNSCHEDULED:
+        return (
+            "nobody scheduled the step, so it has no plan of its own: ranks use the newest plan that was made from the "
+            "loads of earlier steps, if there is one"
+        )
     if is_over:
         missing = "schedule" if step.state is StepState.COLLECTING else "plan"
         return (
@@ -57,9 +79,12 @@ def _headline(step: StepRecord, *, is_over: bool) -> str:
             f"had its {missing}"
         )
     if step.state is StepState.SOLVING:
+        come = "the schedule has arrived"
+        if step.level is Level.HISTORY:
+            come = "nobody scheduled the step, so it is planned from the loads of earlier steps"
         return (
-            "the schedule has arrived and the plan is being solved; if this takes longer than 30 s, no planner is "
-            "running or all planners are busy with other jobs"
+            f"{come} and the plan is being solved; if this takes longer than 30 s, no planner is running or all "
+            "planners are busy with other jobs"
         )
     return f"{step.num_sequences} sequences have been reported; planning starts when the trainer submits the schedule"
 
@@ -109,12 +134,14 @@ def _weigh(size_bytes: int | None, what: str) -> str:
     return f"{write_size(size_bytes)} {what}"
 
 
-def _execution(step: StepRecord, executed: Sequence[Execution], *, is_over: bool) -> list[str]:
+def _execution(
+    step: StepRecord, executed: Sequence[Execution], applied: PlanRecord | None, *, is_over: bool
+) -> list[str]:
     if not executed:
         waiting = "No rank has reported yet: ranks report when the step ends."
         never = "No rank reported: the attempt ended before the step did."
         return [never if is_over else waiting] if step.plan else []
-    sentences = []
+    sentences = _other_plan(step, executed, applied)
     for execution in executed:
         if text := describe_fallbacks(execution):
             sentences += [f"{text}.", *(f"{cause}: {_ADVICE[cause]}." for cause in execution.fallbacks)]
@@ -123,14 +150,27 @@ def _execution(step: StepRecord, executed: Sequence[Execution], *, is_over: bool
                 f"The plan was ready {step.plan.latency_s:.1f} s after its schedule; the rank that waited longest "
                 f"waited {execution.plan_wait_s:.1f} s."
             )
-        if text := describe_missing_ranks(execution) or describe_excess(execution, step):
-            sentences.append(f"{text}.")
-        if not execution.num_fallbacks and not execution.missing:
-            realised = "" if execution.imbalance is None else f"; imbalance was {execution.imbalance:.3f}"
-            sentences.append(
-                f"All {execution.num_expected} ranks applied the plan in phase {execution.phase}{realised}."
-            )
+        if execution.num_applied == execution.num_expected:
+            sentences.append(f"All {execution.num_expected} ranks applied the plan in phase {execution.phase}.")
+        said = (
+            describe_unscheduled(execution),
+            describe_missing_ranks(execution),
+            describe_balance(execution),
+            describe_excess(execution, applied) or describe_expectation(execution, applied),
+        )
+        sentences += [f"{text[:1].upper()}{text[1:]}." for text in said if text]
     return sentences
+
+
+def _other_plan(step: StepRecord, executed: Sequence[Execution], applied: PlanRecord | None) -> list[str]:
+    """Return which plan the ranks applied, if it is not the plan that the step has now."""
+    plan_id = next((execution.applied for execution in executed if execution.applied is not None), None)
+    if plan_id is None or (step.plan is not None and step.plan.id == plan_id):
+        return []
+    if applied is None:
+        return [f"Ranks applied plan {plan_id}, which has expired or was replaced."]
+    why = "nobody scheduled the step" if step.plan is None else "the plan of this step came after they had begun"
+    return [f"Ranks applied plan {plan_id} of step {applied.step}, the newest from history, because {why}."]
 
 
 def write_size(size_bytes: float | None) -> str:

@@ -9,7 +9,7 @@ from relibra.status.balance import Balance
 from relibra.status.health import JobHealth
 from relibra.status.runbook import runbook_path
 from relibra.status.savings import JobSaving
-from relibra.store import Attempt, JobRecord, PackingNote, Refusal, StepRecord
+from relibra.store import Attempt, JobRecord, PackingNote, PlanRecord, Refusal, StepRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,8 @@ class JobGlance:
     executed_step: StepRecord | None = field(repr=False)
     """The newest step that has reports."""
     executed: list[Execution] = field(repr=False)
+    applied: PlanRecord | None = field(repr=False)
+    """The plan that the ranks of `executed_step` applied; None if they applied none, or if it is not kept."""
     damaged: dict[int, Corrupt] = field(repr=False)
     """The newest steps that have a report which was changed in Redis since it was stored, with the error."""
 

@@ -12,10 +12,10 @@ from relibra.planning import Phase
 from relibra.planning.execution import Execution
 from relibra.planning.plan import Level
 from relibra.status.balance import Balance
-from relibra.store import StepRecord, StepState
+from relibra.status.realised import describe_balance, describe_excess, describe_unscheduled, last_complete
+from relibra.store import PlanRecord, StepRecord, StepState
 
 _SLOW_SOLVE_S = 30.0
-_REALISED_TOLERANCE = 1.05
 _MAX_NAMED_RANKS = 8
 _STALL_FACTOR = 5
 _STALL_S = 120.0
@@ -54,6 +54,7 @@ def judge_health(
     now: float,
     attempt: int = 1,
     damaged: Mapping[int, Corrupt] = MappingProxyType({}),
+    applied: PlanRecord | None = None,
 ) -> JobHealth:
     """Return the state of a job, from the steps of one attempt alone.
 
@@ -66,19 +67,20 @@ def judge_health(
         attempt: the number of the attempt.
         damaged: those of `steps` with a report that is not the one that was stored. Nothing is known about what their
             ranks did.
+        applied: the plan that the ranks applied in `executed_step`, if it is kept.
     """
     if failing := _describe_failure(steps, now):
         return JobHealth(verdict=JobState.FAILING, reason=_with_share(failing, balance))
-    silence = _describe_silence(steps, now)
-    if silence and steps[0].step not in damaged and not _is_done(steps[0], executed_step, executed):
-        standstill = _describe_standstill(steps[0], executed_step, executed)
+    silence, newest = _describe_silence(steps, now), _find_begun(steps, executed_step)
+    if silence and newest and newest.step not in damaged and not _is_done(newest, executed_step, executed):
+        standstill = _describe_standstill(newest, executed_step, executed)
         return JobHealth(verdict=JobState.STALLED, reason=f"{silence}: {standstill}")
     if balance.since_step is not None:
         reason = f"not balancing since step {balance.since_step}, because {balance.reason}"
         return JobHealth(verdict=JobState.UNBALANCED, reason=_with_share(reason, balance))
     if not steps:
         begun = "registered" if attempt == 1 else f"attempt {attempt} has begun"
-        return JobHealth(verdict=JobState.WAITING, reason=f"{begun}, but no sequence has been reported yet")
+        return JobHealth(verdict=JobState.WAITING, reason=f"{begun}, but no step has been reported yet")
     if damaged:
         newest_damaged = max(damaged)
         reason = f"what ranks did in step {newest_damaged} cannot be read: {damaged[newest_damaged]}"
@@ -86,21 +88,31 @@ def judge_health(
     if executed_step is not None:
         for execution in executed:
             trouble = describe_missing_ranks(execution)
-            if trouble := trouble or describe_excess(execution, executed_step):
+            if trouble := trouble or describe_excess(execution, applied):
                 reason = _with_share(f"step {executed_step.step}: {trouble}", balance)
                 return JobHealth(verdict=JobState.ATTENTION, reason=reason)
     if balance.share:
         return JobHealth(verdict=JobState.ATTENTION, reason=f"{balance.share}; the newest one used its plan")
-    newest = steps[0]
-    if silence:
+    if silence and newest:
         rest = f"all ranks reported step {newest.step}, but no later step has started; has the job ended?"
         return JobHealth(verdict=JobState.WAITING, reason=f"{silence}: {rest}")
+    return _describe_progress(steps[0], executed_step, executed, is_planning=any(step.plan for step in steps))
+
+
+def _describe_progress(
+    newest: StepRecord, executed_step: StepRecord | None, executed: Sequence[Execution], *, is_planning: bool
+) -> JobHealth:
+    """Return how far a job has come of which nothing is wrong: by real loads once there are any."""
+    phase = last_complete(executed)
+    if executed_step is not None and phase is not None:
+        text = describe_unscheduled(phase) or describe_balance(phase)
+        return JobHealth(verdict=JobState.WELL, reason=f"step {executed_step.step}: {text}")
     if newest.plan is not None:
         prediction = newest.plan.prediction
         change = f"imbalance falls from {prediction.imbalance_before:.3f} to {prediction.imbalance_after:.3f}"
         return JobHealth(verdict=JobState.WELL, reason=f"step {newest.step} is planned; {change}")
-    reason = f"step {newest.step} is {newest.state}, {newest.num_sequences} sequences so far"
-    is_planning = any(step.plan is not None for step in steps)
+    sequences = f", {newest.num_sequences} sequences so far" if newest.num_sequences else ""
+    reason = f"step {newest.step} is {newest.state}{sequences}"
     return JobHealth(verdict=JobState.WELL if is_planning else JobState.WAITING, reason=reason)
 
 
@@ -132,6 +144,15 @@ def _describe_silence(steps: Sequence[StepRecord], now: float) -> str | None:
     if silent_s <= max(_STALL_S, _STALL_FACTOR * usual_s):
         return None
     return f"no plan for {write_duration(silent_s)} (usually one every {write_duration(usual_s)})"
+
+
+def _find_begun(steps: Sequence[StepRecord], executed_step: StepRecord | None) -> StepRecord | None:
+    """Return the newest step that has begun as far as is known, or None.
+
+    A step is planned from history as soon as the step before it ends, and begins when its ranks report.
+    """
+    reported = -1 if executed_step is None else executed_step.step
+    return next((step for step in steps if step.level is not Level.HISTORY or step.step <= reported), None)
 
 
 def _is_done(newest: StepRecord, executed_step: StepRecord | None, executed: Sequence[Execution]) -> bool:
@@ -177,16 +198,6 @@ def describe_missing_ranks(execution: Execution) -> str | None:
         f"{execution.num_reports} of {execution.num_expected} ranks reported phase {execution.phase}; "
         f"missing: {named}{rest}"
     )
-
-
-def describe_excess(execution: Execution, step: StepRecord) -> str | None:
-    """Return by how much the realised imbalance exceeds the planned one, or None; other levels promise nothing."""
-    if step.plan is None or execution.imbalance is None or step.plan.prediction.level is not Level.MICRO_BATCHES:
-        return None
-    planned = step.plan.prediction.imbalance_after
-    if execution.imbalance <= planned * _REALISED_TOLERANCE:
-        return None
-    return f"imbalance was {execution.imbalance:.3f} in phase {execution.phase}, but {planned:.3f} was planned"
 
 
 def _name(group_and_rank: tuple[int, int], num_ep_groups: int) -> str:

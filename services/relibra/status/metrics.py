@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from relibra.planning import Cause
+from relibra.planning.plan import Level
 from relibra.status.access import Viewer
 from relibra.status.balance import NUM_JUDGED, Obstacle
 from relibra.status.context import Context
@@ -160,11 +161,12 @@ class _Collector:
         published = _gauge("plan_published_timestamp_seconds", "When the newest plan was published.", "job_id")
         imbalance = _gauge(
             "plan_imbalance_ratio",
-            "Slowest rank over mean rank in the newest plan: before (no balancing), after, the bound of its placement, "
-            "and the floor of any placement.",
+            "Slowest rank over mean rank as the newest plan expects it: before (no balancing), after, the bound of its "
+            "placement, and the floor of any placement.",
             "job_id",
             "when",
         )
+        level = _gauge("plan_level", "1 for what the newest plan was made from, 0 otherwise.", "job_id", "level")
         size = _gauge(
             "plan_transfer_bytes",
             "Bytes that the newest plan transfers; absent where the job registered no sizes.",
@@ -179,20 +181,22 @@ class _Collector:
                 published.add_metric([job_id], plan.published_at)
                 if plan.latency_s is not None:
                     latency.add_metric([job_id], plan.latency_s)
+                for known in Level:
+                    level.add_metric([job_id, known], known is plan.prediction.level)
                 for when in ("before", "after", "bound", "floor"):
                     imbalance.add_metric([job_id, when], getattr(plan.prediction, f"imbalance_{when}"))
                 for kind in ("reorder", "replica"):
                     size_bytes = getattr(plan.prediction, f"{kind}_size_bytes")
                     if size_bytes is not None:
                         size.add_metric([job_id, kind], size_bytes)
-        yield from (planned, pending, latency, published, imbalance, size)
+        yield from (planned, pending, latency, published, level, imbalance, size)
 
     def _executions(self) -> Iterator[Metric]:
         labels = ("job_id", "phase")
         step = _gauge("executed_step", "The newest step that has reports; execution metrics are for it.", "job_id")
         missing = _gauge("missing_reports", "Ranks that have not reported yet.", *labels)
         fallbacks = _gauge(
-            "fallback_ranks", "Ranks that kept the last plan, under each of their causes.", *labels, "cause"
+            "fallback_ranks", "Ranks that kept the last plan though another was due, by cause.", *labels, "cause"
         )
         damaged = _gauge("damaged_steps", "Newest steps with a report that is not the one that was stored.", "job_id")
         measured = {
@@ -200,9 +204,18 @@ class _Collector:
             for figure in PHASE_FIGURES
             if figure.metric
         }
+        expected = _gauge(
+            "expected_imbalance_ratio",
+            "What the plan that ranks applied in the executed step expects; below level micro-batches, a forecast.",
+            "job_id",
+            "level",
+        )
         for job in self._figures:
             job_id = job.glance.job_id
             damaged.add_metric([job_id], len(job.glance.damaged))
+            if job.glance.applied is not None:
+                prediction = job.glance.applied.prediction
+                expected.add_metric([job_id, prediction.level], prediction.imbalance_after)
             if job.glance.executed_step is not None:
                 step.add_metric([job_id], job.glance.executed_step.step)
             for execution in job.glance.executed:
@@ -214,10 +227,11 @@ class _Collector:
                     value = getattr(execution, figure.field)
                     if figure.metric and value is not None:
                         measured[figure.metric].add_metric([*names, *([figure.label] if figure.label else [])], value)
-        yield from (step, missing, fallbacks, damaged, *measured.values())
+        yield from (step, missing, fallbacks, damaged, expected, *measured.values())
 
 
 _MEASURED = {
+    "plain_imbalance_ratio": "The same without relibra, from the loads of a few micro-batches.",
     "realised_imbalance_ratio": "Slowest rank over mean rank, once all ranks have reported.",
     "phase_seconds": "Longest phase of a rank, without its wait for the plan and the reorder.",
     "plan_wait_seconds": "Longest wait of a rank for the plan.",

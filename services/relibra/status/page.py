@@ -14,10 +14,11 @@ from markupsafe import Markup
 from relibra import charting
 from relibra.status.attempts import explain_end
 from relibra.status.explain import write_size
+from relibra.status.realised import last_complete
 from relibra.status.runbook import runbook_path
 from relibra.status.savings import Saving, write_hours
 from relibra.status.sparkline import sparkline
-from relibra.status.step_figures import PHASE_FIGURES, STEP_FIGURES, Kind, realised_imbalance
+from relibra.status.step_figures import PHASE_FIGURES, STEP_FIGURES, Kind
 
 _DASH = "\N{EN DASH}"
 
@@ -45,7 +46,7 @@ def _templates() -> Environment:
     environment.filters |= {
         "addressed": _addressed,
         "seconds": _seconds,
-        "realised": realised_imbalance,
+        "last_complete": last_complete,
         "hours": _hours,
         "written": _write,
     }

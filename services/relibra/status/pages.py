@@ -75,8 +75,10 @@ async def show_step(app: App, seen: Seen, request: Request, step: Step) -> Respo
     if shown_step.expired is not None:
         return page(request, "expired.html", seen=seen, step=shown_step)
     executed = await app.reader.find_executions(job, step)
-    explanation = explain(shown_step, job.cluster, executed, is_over=seen.is_over)
-    shown: dict[str, Any] = {"seen": seen, "step": shown_step, "executed": executed, "explanation": explanation}
+    applied = await app.reader.applied_plan(job, shown_step, executed)
+    explanation = explain(shown_step, job.cluster, executed, applied, is_over=seen.is_over)
+    shown: dict[str, Any] = {"seen": seen, "step": shown_step, "executed": executed, "applied": applied}
+    shown["explanation"] = explanation
     if (plan := shown_step.plan) is not None:
         figures = await app.reader.figures(job, plan)
         (totals,) = await app.reader.totals(job, [plan])

@@ -189,7 +189,10 @@ class Reader:
         balance = judge_balance([step for step in steps if step.step not in damaged], done, refusals)
         executed_step, newest_executed = done[0] if done else (None, [])
         now = choice.chosen.ended_at or time.time()
-        health = judge_health(steps, executed_step, newest_executed, balance, now, choice.chosen.number, damaged)
+        applied = None if executed_step is None else await self.applied_plan(job, executed_step, newest_executed)
+        health = judge_health(
+            steps, executed_step, newest_executed, balance, now, choice.chosen.number, damaged, applied
+        )
         if not steps and await self.store.list_summaries(job, limit=1):
             expired = f"the full data of attempt {choice.chosen.number} has expired; summaries of its steps remain"
             health = JobHealth(verdict=JobState.WAITING, reason=expired)
@@ -201,11 +204,22 @@ class Reader:
             steps=steps,
             executed_step=executed_step,
             executed=newest_executed,
+            applied=applied,
             damaged=damaged,
             packing=await self.store.get_packing(job),
             refused_launch=None if choice.is_over else find_refused_launch(refusals),
             savings=JobSaving(**fields_of(saving), time=TokenTime.of(choice.current)),
         )
+
+    async def applied_plan(self, job: JobRecord, step: StepRecord, executed: Sequence[Execution]) -> PlanRecord | None:
+        """Return the plan that the ranks of a step applied; None if they applied none, or if it is not kept."""
+        plan_id = next((execution.applied for execution in executed if execution.applied is not None), None)
+        if plan_id is None or (step.plan is not None and step.plan.id == plan_id):
+            return None if plan_id is None else step.plan
+        try:
+            return await self.store.plan_of_id(job, plan_id)
+        except Corrupt:
+            return None  # the page of the plan's own step says so
 
     async def latest_plan(self, job: JobRecord) -> PlanRecord | None:
         """Return the newest plan of an attempt; None if it has none, or if it is not the one that was stored."""

@@ -2,12 +2,12 @@
 
 Without balancing, the slowest rank of every cell would have computed more token copies, while the other ranks waited:
 
-    saved = (imbalance without balancing / realised imbalance - 1) * GPU time in experts
+    saved = (imbalance without relibra / realised imbalance - 1) * GPU time in experts
             - GPU time in waits for plans, reorders and replicas
 
-Realised loads, the duration of phases and waits are the job's own. The assumption is how much of a phase was GPU time
-in experts: realised imbalance * token copies * the time of one by the cost model, and at most the whole phase. Ranks
-report their own loads, not those of experts, so the imbalance without balancing is that of the plan.
+Both imbalances, the duration of phases and waits are the job's own. The imbalance without relibra is that of the few
+micro-batches of which ranks report the load of every expert. The assumption is how much of a phase was GPU time in
+experts: realised imbalance * token copies * the time of one by the cost model, and at most the whole phase.
 
 Dispatch is not counted: no rank reports what its adapter sent. Plans that count dispatch may trade balance for less
 traffic, so the figure is then below what they save; the assumption says so.

@@ -1,6 +1,6 @@
 """The figures of a step and of its phases, each defined once: for JSON, pages, comparisons and metrics."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
@@ -8,7 +8,8 @@ from typing import Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from relibra.planning import Phase
-from relibra.planning.execution import PhaseSummary
+from relibra.planning.plan import Level
+from relibra.status.realised import last_complete
 from relibra.status.savings import TokenTime, compute_saving
 from relibra.store import StepState, StepSummary
 
@@ -33,7 +34,8 @@ class PhaseFigure:
 PHASE_FIGURES = (
     PhaseFigure("num_applied", "Applied", "count"),
     PhaseFigure("num_fallbacks", "Fell back", "count"),
-    PhaseFigure("imbalance", "Imbalance", "ratio", "realised_imbalance_ratio"),
+    PhaseFigure("imbalance_plain", "Imbalance without relibra", "ratio", "plain_imbalance_ratio"),
+    PhaseFigure("imbalance", "Imbalance with relibra", "ratio", "realised_imbalance_ratio"),
     PhaseFigure("duration_s", "Took", "seconds", "phase_seconds"),
     PhaseFigure("plan_wait_s", "Plan wait", "seconds", "plan_wait_seconds"),
     PhaseFigure("reorder_sent_bytes", "Reorder sent", "size", "sent_bytes", "reorder"),
@@ -58,11 +60,6 @@ class StepFigure:
     """Its heading in a table of steps; empty if it is not shown there."""
 
 
-def realised_imbalance(phases: Sequence[PhaseSummary]) -> float | None:
-    """Return the imbalance of the last phase that all ranks have reported, or None."""
-    return next((phase.imbalance for phase in reversed(phases) if phase.imbalance is not None), None)
-
-
 def _promise(name: str, kind: Kind, title: str, heading: str = "") -> StepFigure:
     """Return the figure that is a field of a plan's prediction."""
 
@@ -81,21 +78,23 @@ def _take_largest(name: str, kind: Kind, title: str, heading: str = "") -> StepF
     return StepFigure(name, kind, title, read, heading)
 
 
-def _compute_speedup(step: StepSummary, imbalance: float | None) -> float | None:
-    """Return how many times less the slowest ranks compute at this imbalance than without balancing."""
-    return step.plan.prediction.imbalance_before / imbalance if step.plan and imbalance else None
-
-
-def _read_planned_speedup(step: StepSummary, _: TokenTime | None) -> float | None:
-    return _compute_speedup(step, step.plan.prediction.imbalance_after) if step.plan else None
+def _read_plain(step: StepSummary, _: TokenTime | None) -> float | None:
+    phase = last_complete(step.phases)
+    return None if phase is None else phase.imbalance_plain
 
 
 def _read_realised(step: StepSummary, _: TokenTime | None) -> float | None:
-    return realised_imbalance(step.phases)
+    phase = last_complete(step.phases)
+    return None if phase is None else phase.imbalance
 
 
-def _read_realised_speedup(step: StepSummary, _: TokenTime | None) -> float | None:
-    return _compute_speedup(step, realised_imbalance(step.phases))
+def _read_planned_speedup(step: StepSummary, _: TokenTime | None) -> float | None:
+    return step.plan.prediction.imbalance_before / step.plan.prediction.imbalance_after if step.plan else None
+
+
+def _read_realised_speedup(step: StepSummary, time: TokenTime | None) -> float | None:
+    plain, realised = _read_plain(step, time), _read_realised(step, time)
+    return plain / realised if plain and realised else None
 
 
 def _read_saving(step: StepSummary, time: TokenTime | None) -> float | None:
@@ -112,12 +111,13 @@ def _read_duration(step: StepSummary, _: TokenTime | None) -> float | None:
 
 STEP_FIGURES = (
     StepFigure("num_sequences", "count", "Sequences", lambda step, _: step.num_sequences, "Sequences"),
-    _promise("imbalance_before", "ratio", "Imbalance without balancing", "Unbalanced"),
-    _promise("imbalance_after", "ratio", "Imbalance as planned", "Planned"),
-    StepFigure("imbalance_realised", "ratio", "Imbalance as executed", _read_realised, "Realised"),
+    StepFigure("imbalance_plain", "ratio", "Imbalance without relibra", _read_plain, "Without relibra"),
+    StepFigure("imbalance_realised", "ratio", "Imbalance with relibra", _read_realised, "With relibra"),
+    _promise("imbalance_after", "ratio", "Imbalance that the plan expects", "Expected"),
+    _promise("imbalance_before", "ratio", "Imbalance that the plan expects without balancing"),
     _promise("imbalance_bound", "ratio", "Lower bound under the plan's placement"),
     _promise("imbalance_floor", "ratio", "Lower bound under any placement"),
-    StepFigure("speedup_planned", "ratio", "Speed-up of expert computation, planned", _read_planned_speedup),
+    StepFigure("speedup_planned", "ratio", "Speed-up of expert computation, expected", _read_planned_speedup),
     StepFigure(
         "speedup_realised", "ratio", "Speed-up of expert computation, realised", _read_realised_speedup, "Speed-up"
     ),
@@ -133,19 +133,21 @@ STEP_FIGURES = (
     _take_largest("replica_wait_s", "seconds", "Longest wait of a rank for replicas"),
     _take_largest("num_fallbacks", "count", "Ranks that kept the last plan", "Fell back"),
 )
-"""Speed-up is imbalance without balancing over imbalance: it counts tokens, not seconds."""
+"""Speed-up is imbalance without relibra over imbalance with it: it counts tokens, not seconds."""
 
 
 class _Point(BaseModel):
     """One step of a job; what is not known is null.
 
-    Imbalance is slowest rank over mean rank: 1 is ideal. Speed-up is imbalance without balancing over imbalance.
+    Imbalance is slowest rank over mean rank: 1 is ideal. Speed-up is imbalance without relibra over imbalance with it.
     """
 
     model_config = ConfigDict(frozen=True)
 
     step: int
     state: StepState
+    level: Level | None = Field(description="What the plan of the step is made from.")
+    applied: str | None = Field(description="The id of the plan that ranks applied.")
     published_at: datetime | None = Field(description="When the plan was published.")
     reports: list[tuple[int, int]] = Field(description="Ranks that reported and ranks that should, for each phase.")
     is_complete: bool = Field(description="Whether all ranks have reported the update, which ends a step.")
@@ -171,9 +173,12 @@ HISTORY = list[_HistoryPoint]  # type: ignore[valid-type]
 
 def history_point(step: StepSummary, time: TokenTime | None) -> _Point:
     """Return the figures of a step of a job whose experts take this time."""
+    applied = next((phase.applied for phase in step.phases if phase.applied is not None), None)
     return _HistoryPoint(
         step=step.step,
         state=step.state,
+        level=step.level,
+        applied=None if applied is None else str(applied),
         published_at=None if step.plan is None else datetime.fromtimestamp(step.plan.published_at, tz=UTC),
         reports=[(phase.num_reports, phase.num_expected) for phase in step.phases],
         is_complete=any(

@@ -196,6 +196,14 @@ class Plans(Connected):
         return await self._record(attempt, int(steps[0])) if steps else None
 
     @raises_unavailable
+    async def plan_of_id(self, attempt: AttemptId, plan_id: PlanId) -> PlanRecord | None:
+        """Return the plan with an id, or None if it has expired or was replaced."""
+        key = AttemptKeys.of_attempt(attempt).of("plans")
+        steps = await self._redis.zrangebyscore(key, plan_id.version, plan_id.version)
+        record = await self._record(attempt, int(steps[0])) if steps else None
+        return record if record is not None and record.id == plan_id else None
+
+    @raises_unavailable
     async def planned_before(self, attempt: AttemptId, step: int) -> int | None:
         """Return the last planned step before `step`, or None if there is none."""
         planned = await self._redis.zrange(AttemptKeys.of_attempt(attempt).of("plans"), 0, -1)

@@ -165,8 +165,10 @@ class PackedPlan:
 class StepState(StrEnum):
     """How far a step has come."""
 
+    UNSCHEDULED = "unscheduled"
+    """Nobody has scheduled the step or reported its sequences; ranks use the newest plan from history, if any."""
     COLLECTING = "collecting"
-    """Sequences may be reported; there is no schedule yet."""
+    """Sequences are reported; there is no schedule yet."""
     SOLVING = "solving"
     PLANNED = "planned"
     FAILED = "failed"
@@ -202,7 +204,9 @@ class StepRecord:
             return StepState.PLANNED
         if self.failure is not None:
             return StepState.FAILED
-        return StepState.COLLECTING if self.submitted_at is None else StepState.SOLVING
+        if self.submitted_at is not None:
+            return StepState.SOLVING
+        return StepState.COLLECTING if self.num_sequences else StepState.UNSCHEDULED
 
 
 class Refused(StrEnum):

@@ -129,7 +129,7 @@ def replay_obstacle(config: Any, router: Any = None) -> Refusal | None:
     if router is not None and not hasattr(router, "router_replay"):
         return Refusal(
             "routing given to a router without `router_replay`, which some forks of megatron-core lack",
-            "the framework's own replay of routing, or forecasts",
+            "the framework's own replay of routing, or plans from history",
         )
     if config.moe_router_fusion:
         return Refusal("moe_router_fusion=True, which ignores routing given to the router", "moe_router_fusion=False")

@@ -136,7 +136,7 @@ SETTINGS = (
         instead="moe_router_fusion=False",
         cost="the router runs in several small kernels",
     ),
-    _runs("moe_enable_routing_replay", "on and off; off plans from forecasts, which balance less well", _MATRIX),
+    _runs("moe_enable_routing_replay", "on and off; plans need no replay, and fit better with it", _MATRIX),
     _runs("moe_router_load_balancing_type", "any; 'sinkhorn' only without routing given to the agent", _MATRIX),
     _off(
         "moe_permute_fusion_into_hybridep",

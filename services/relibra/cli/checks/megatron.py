@@ -45,7 +45,7 @@ def judge(root: Path, version: str) -> list[Finding]:
             warning(
                 _SUBJECT,
                 "its routers have no router_replay of megatron's kind, so the agent cannot give them routing",
-                "use the framework's own replay of routing, or forecasts",
+                "use the framework's own replay of routing, or plans from history",
             )
         )
     return found

@@ -67,9 +67,9 @@ def judge(settings: Mapping[str, Any], *, megatron_core: str = "") -> Judgement:
     if not config.moe_enable_routing_replay:
         warnings.append(
             Refusal(
-                f"{_REPLAY}: it is off, so training may route tokens differently than planned",
-                f"{_REPLAY}=True, or forecasts",
-                "forecasts balance less well; replay needs the routing of the rollout engine",
+                f"{_REPLAY}: it is off, so plans are made from the loads of earlier steps",
+                f"{_REPLAY}=True, or leave it",
+                "plans from history balance a little less well; replay needs the routing of the rollout engine",
                 _REPLAY,
             )
         )

@@ -20,7 +20,7 @@ from relibra.planner.serve.plan_cache import PlanCache
 from relibra.planner.serve.step_watch import LOOK_INTERVAL_S, StepWatch
 from relibra.planning import Schedule
 from relibra.planning.plan import Level
-from relibra.store import DamagedPlan, JobRecord, PlanRecord, Refused, StepRecord, StepState, Store
+from relibra.store import DamagedPlan, JobRecord, PlanRecord, Refused, StepRecord, Store
 from relibra.v1 import plan_pb2, plan_pb2_grpc
 from relibra.wire.job_id import check_job_id
 from relibra.wire.messages import decode_schedule, decode_sequences, encode_plan_id, has_micro_batches
@@ -199,7 +199,7 @@ def _traceparent() -> str:
 
 
 def _waiting_for(record: StepRecord, obstacle: str) -> str:
-    if record.state is StepState.COLLECTING or record.submitted_at is None:
+    if record.submitted_at is None:
         return f"waiting for its schedule ({record.num_sequences} sequences reported so far)"
     waiting_s = max(0.0, time.time() - record.submitted_at)
     if obstacle:

@@ -92,9 +92,9 @@ const CHARTS = {
     const { x, of, named, xaxis } = overSteps(points);
     return {
       traces: named([
-        line("without balancing", x, of("imbalance_before"), "before"),
-        line("realised", x, of("imbalance_realised"), "realised", { width: 4 }),
-        line("planned", x, of("imbalance_after"), "after"),
+        line("without relibra", x, of("imbalance_plain"), "before"),
+        line("with relibra", x, of("imbalance_realised"), "realised", { width: 4 }),
+        line("expected", x, of("imbalance_after"), "after"),
         line("bound", x, of("imbalance_bound"), "bound", { dash: "dot" }),
       ]),
       layout: { xaxis, yaxis: axis("slowest / mean rank") },
@@ -107,7 +107,7 @@ const CHARTS = {
     return {
       traces: named([
         line("realised", x, of("speedup_realised"), "realised", { width: 4 }),
-        line("planned", x, of("speedup_planned"), "after"),
+        line("expected", x, of("speedup_planned"), "after"),
       ]),
       layout: { xaxis, yaxis: axis("speed-up") },
       choose: stepAddress,
@@ -192,8 +192,8 @@ const CHARTS = {
 
   "both-imbalance"(sides, names) {
     return bothOverSteps(sides, "slowest / mean rank", [
-      ...bothLines(sides, names, "imbalance_realised", ", realised"),
-      ...bothLines(sides, names, "imbalance_before", ", without balancing", { dash: "dot" }),
+      ...bothLines(sides, names, "imbalance_realised", ", with relibra"),
+      ...bothLines(sides, names, "imbalance_plain", ", without relibra", { dash: "dot" }),
     ]);
   },
 
