@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from harness.engine_payloads import ALL_MOE, DENSE_FIRST, ENCODERS, HYBRID, WIDE, count, nemo_rl, routes, sglang, vllm
 from relibra.errors import InvalidInput, RelibraError
-from relibra.routing import FILLER_RULES, decode
+from relibra.routing import decode
 from relibra.routing.formats import FORMATS, detect
 
 MODELS = {"all MoE": ALL_MOE, "dense first": DENSE_FIRST, "hybrid": HYBRID, "above 256 experts": WIDE}
@@ -82,5 +82,5 @@ def test_the_order_of_experts_is_kept_for_replay_and_does_not_change_counts():
 
 def test_the_page_of_formats_names_all_of_them():
     page = (Path(__file__).parents[3] / "docs" / "formats.md").read_text()
-    for name in (*FORMATS, *FILLER_RULES):
+    for name in FORMATS:
         assert f"| `{name}`" in page
