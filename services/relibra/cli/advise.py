@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.panel import Panel
 
 from relibra.cli.output import AsJson, open_console, print_json, print_rows, working
-from relibra.cli.question import asking, provenance
+from relibra.cli.question import Knowledge, asking, provenance
 from relibra.errors import InvalidInput
 from relibra.evaluation.advice import MEANINGS, Advice, Answer, name_of
 from relibra.evaluation.estimate import Estimate
 from relibra.evaluation.question import Question
+from relibra.planning.plan import Level
 
 _COLOURS = {
     Answer.TURN_ON: "green",
@@ -26,10 +27,17 @@ _COLOURS = {
     Answer.NOT_ENOUGH_DATA: "blue",
 }
 
+_KNOWN = {
+    Level.HISTORY: "relibra plans from the step before alone, as in a job that replays nothing.",
+    Level.STEP: "relibra knows the sequences of the step when it plans, and not its micro-batches.",
+    Level.MICRO_BATCHES: "relibra knows the routing of every micro-batch when it plans, as in a job that replays it.",
+}
+
 
 @asking
 def advise(
     ask: Callable[[], Question],
+    knowledge: Knowledge = Level.HISTORY,
     rollout_share: Annotated[
         float | None,
         typer.Option(help="Part of an RL step in which the GPUs do not train, 0 to 1: says what the whole step saves."),
@@ -44,7 +52,7 @@ def advise(
 
     with working(on="reading") as now:
         question = ask()
-        advice = run(question, lambda name: now(f"simulating {name}"))
+        advice = run(question, knowledge, lambda name: now(f"simulating {name}"))
     saving = None if rollout_share is None else _saving(advice.gain, rollout_share)
     if as_json:
         said = asdict(advice) | {"gain": asdict(advice.gain), "answer": advice.answer.value}
@@ -64,8 +72,8 @@ def advise(
         console.print(
             f"Best setting: redundant_slots={advice.redundant_slots}, which takes {advice.slot_size_bytes / 1e9:.2f} "
             f"GB of each GPU. Throughput is then {advice.of_balanced:.1%} of that with perfectly even routing.{cause}\n"
-            f"{whole}\n{provenance(question)} Ranges span two samples of the recorded sequences, and what is not known "
-            "of such machines.",
+            f"{whole}\n{_KNOWN[knowledge]} {provenance(question)} Ranges span two samples of the recorded "
+            "sequences, and what is not known of such machines.",
             highlight=False,
         )
     if advice.answer not in (Answer.TURN_ON, Answer.UNLESS_BALANCED):

@@ -15,6 +15,7 @@ from relibra.evaluation.hardware import HARDWARE, hardware_of
 from relibra.evaluation.model_presets import MODELS, model_shape
 from relibra.evaluation.question import Question
 from relibra.planning import Cluster
+from relibra.planning.plan import Level
 from relibra.routing import read_trace
 
 
@@ -73,6 +74,16 @@ def ask(
         dispatch_dtype=dispatch_dtype,
         num_steps=job_steps,
     )
+
+
+Knowledge = Annotated[
+    Level,
+    typer.Option(
+        help="What relibra knows of a step when it plans: history (the step before; nothing is replayed), step (its "
+        "sequences), or micro-batches (routing is replayed)."
+    ),
+]
+"""The option of verbs that plan."""
 
 
 def asking(verb: Callable[..., None]) -> Callable[..., None]:

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from relibra.cli.output import AsJson, open_console, print_json, print_rows, working, writing
-from relibra.cli.question import asking, provenance
+from relibra.cli.question import Knowledge, asking, provenance
 from relibra.errors import InvalidInput
 from relibra.evaluation.question import Question
 from relibra.evaluation.simulation import Outcome
@@ -28,13 +28,7 @@ def simulate(
         str | None,
         typer.Option(help="Policies to compare, separated by commas. All by default."),
     ] = None,
-    knowledge: Annotated[
-        str,
-        typer.Option(
-            help="What relibra knows of a step when it plans: history (the step before; no replay needed), step (its "
-            "sequences) or micro-batches (replay)."
-        ),
-    ] = "micro-batches",
+    knowledge: Knowledge = Level.MICRO_BATCHES,
     report: Annotated[Path | None, typer.Option(help="HTML report to write, with a figure, in one file.")] = None,
     seed: Annotated[int, typer.Option(help="Seed for drawing sequences.")] = 0,
     as_json: AsJson = False,
@@ -50,13 +44,11 @@ def simulate(
         raise InvalidInput.of(
             "--policies", expected=f"some of {', '.join(POLICIES)}", got=unknown[0] or "an empty name"
         )
-    if knowledge not in list(Level):
-        raise InvalidInput.of("--knowledge", expected=f"one of {', '.join(Level)}", got=knowledge)
     with working(on="reading") as now:
         question = ask().with_slots(redundant_slots)
         now("drawing two steps")
         before, step = question.steps(seed)
-        outcomes = run(step, before, question.training, chosen, on_policy=now, level=Level(knowledge))
+        outcomes = run(step, before, question.training, chosen, on_policy=now, level=knowledge)
     if report is not None:
         from relibra.evaluation.report import write_report
 

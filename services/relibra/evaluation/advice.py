@@ -10,9 +10,10 @@ from enum import Enum
 from statistics import mean
 
 from relibra.evaluation.estimate import Estimate
-from relibra.evaluation.policies import POLICIES, PUBLISHED, other_copies, with_slots
+from relibra.evaluation.policies import POLICIES, PUBLISHED, at_level, other_copies, with_slots
 from relibra.evaluation.question import Question
 from relibra.evaluation.simulation import Outcome, simulate
+from relibra.planning.plan import Level
 
 MIN_GAIN = 0.02
 """A smaller gain is not worth a change to the training stack."""
@@ -24,6 +25,8 @@ _HOMES_FOR = 2
 _ENOUGH = 0.005
 """Fewer slots are better if they cost at most this much throughput."""
 _SEEDS = (0, 1)
+REPLAYED = "relibra, routing replayed"
+"""What replay would give a job without it."""
 
 
 class Answer(Enum):
@@ -36,8 +39,9 @@ class Answer(Enum):
 
 
 MEANINGS = {
-    "relibra, 0 slots": "Homes are planned from the routing of the step, which is replayed. Nothing is copied.",
-    "relibra": "Homes are planned in this way, and copies of hot experts for every micro-batch.",
+    "relibra, 0 slots": "Homes are planned for the step. Nothing is copied.",
+    "relibra": "Homes and copies of hot experts are planned, and tokens are split over the copies that there are.",
+    REPLAYED: "The same for a job that replays the routing of the rollout: copies for every micro-batch.",
     "replicate-only": "The copies of relibra, 2 slots, where no expert leaves its home of plain expert parallelism.",
     "eplb-history": "EPLB as it is deployed: one placement with copies, made for the loads of the step before.",
     "eplb-oracle": "EPLB as if it knew the loads of the step itself.",
@@ -71,17 +75,25 @@ class Advice:
         return self.gain_by_slots[self.redundant_slots]
 
 
-def advise(question: Question, on_run: Callable[[str], None] = lambda name: None) -> Advice:
+def advise(
+    question: Question, level: Level = Level.HISTORY, on_run: Callable[[str], None] = lambda name: None
+) -> Advice:
     """Simulate two samples of the recorded sequences with every way and number of slots, and advise.
 
     Args:
         question: the trace, model and machines.
+        level: what relibra knows of a step when it plans. Below level micro-batches, the advice also says what replay
+            would give.
         on_run: called with a short name of each simulation before it starts.
     """
     asked = question.with_slots(_HOMES_FOR)
-    ours = {0: POLICIES["reorder-only"], 1: other_copies(1), _HOMES_FOR: POLICIES["relibra"], 4: other_copies(4)}
-    policies = {name_of("relibra", slots): policy for slots, policy in ours.items()}
-    policies |= {"replicate-only": POLICIES["replicate-only"]}
+    relibra = POLICIES["relibra"]
+    ours = {0: POLICIES["reorder-only"], 1: other_copies(1), _HOMES_FOR: relibra, 4: other_copies(4)}
+    compared = {"replicate-only": POLICIES["replicate-only"]}
+    if level < Level.MICRO_BATCHES:
+        ours |= {slots: at_level(with_slots(relibra, slots), level) for slots in _SLOTS}
+        compared = {REPLAYED: relibra}
+    policies = {name_of("relibra", slots): policy for slots, policy in ours.items()} | compared
     rivals = {name_of(way, slots): with_slots(POLICIES[way], slots) for way in PUBLISHED for slots in _SLOTS}
     samples: list[dict[str, Outcome]] = []
     for seed in _SEEDS:
@@ -103,9 +115,7 @@ def advise(question: Question, on_run: Callable[[str], None] = lambda name: None
         redundant_slots=slots,
         slot_size_bytes=slots * question.model.slot_size_bytes,
         gain_by_slots=gain_by_slots,
-        gain_of_others={
-            name: _gain([sample[name].over_plain for sample in samples]) for name in (*rivals, "replicate-only")
-        },
+        gain_of_others={name: _gain([sample[name].over_plain for sample in samples]) for name in (*rivals, *compared)},
         of_balanced=Estimate.over([each.of_balanced for each in chosen]),
         limit=limit_of(chosen),
     )

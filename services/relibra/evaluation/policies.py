@@ -179,6 +179,15 @@ def with_slots(policy: Policy, redundant_slots: int) -> Policy:
     return decide
 
 
+def at_level(policy: Policy, level: Level) -> Policy:
+    """Return a policy of relibra that plans with other knowledge of the step."""
+
+    def decide(situation: Situation) -> Decision:
+        return policy(replace(situation, level=level))
+
+    return decide
+
+
 def other_copies(redundant_slots: int) -> Policy:
     """Return relibra with other copies, for another number of slots, beside the homes for the job's own number."""
 
