@@ -68,6 +68,7 @@ def test_areal(shared_planner: Service, tmp_path: Path) -> None:
             "responses": responses,
             "planner": client,
             "sequence_ids": [name for name, _ in responses],
+            "schedule": Schedule.round_robin(4, 2, cluster),
         }
         run_page("areal", names, shared_planner.address, tmp_path)
     check_plan_of("areal", shared_planner.address, 4)
