@@ -160,7 +160,6 @@ def test_L5_a_process_of_a_launch_gets_no_plan_of_another_attempt(planner: Servi
         with pytest.raises(NotReady, match="no process has registered job 'job' with the token of the caller"):
             second_agent.fetch_plan("job", 1, MODEL)
         second.register_job("job", MODEL, CLUSTER, PARAMS)
-        with pytest.raises(NotReady, match="no plan yet"):
-            second_agent.fetch_plan("job", 1, MODEL)
+        assert second_agent.fetch_plan("job", 1, MODEL) is None
         with pytest.raises(StaleEpoch, match="attempt 1 of job 'job' is over"):
             first_agent.fetch_plan("job", 1, MODEL)

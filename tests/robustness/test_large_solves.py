@@ -9,6 +9,7 @@ from harness.robustness.world import World, figure, take_step
 from harness.services import CLUSTER, eventually
 from relibra.errors import InvalidInput, LimitExceeded, NotReady
 from relibra.planning import Model, Schedule
+from relibra.rollout import RolloutReporter
 from relibra.wire.client import PlannerClient
 
 pytestmark = [pytest.mark.robustness, pytest.mark.integration]
@@ -36,6 +37,10 @@ def test_S7_a_small_schedule_that_asks_for_a_large_solve_takes_no_memory_from_ot
             client.submit_schedule("attacker", 1, ids, schedule)
         # The arrays of these rows alone fit. All that the solve makes of them does not.
         ids, schedule = one_row_each(450)
+        with RolloutReporter(planner.address, "attacker", num_experts=LARGE.num_experts) as reporter:
+            for name in ids:
+                assert reporter.report_counts(1, name, np.ones((1, LARGE.num_experts), dtype=np.uint32), 1)
+            reporter.flush(timeout_s=60)
         client.submit_schedule("attacker", 1, ids, schedule)
 
         def why_not() -> str:

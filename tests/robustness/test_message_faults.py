@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from harness.robustness.world import PATIENT_S, World, figure, resident_kib, take_step
-from harness.services import CLUSTER, MODEL, PARAMS, count, eventually, routed_experts
+from harness.services import CLUSTER, MODEL, PARAMS, count, eventually, report_sequences, routed_experts
 from relibra.errors import NotReady, RelibraError
 from relibra.store.address import MAX_CONNECTIONS
 from relibra.v1 import routing_pb2
@@ -157,6 +157,7 @@ def test_L1_L2_a_planner_out_of_file_descriptors_recovers(world: World) -> None:
 def test_S7_dead_clients_leave_nothing_behind(world: World) -> None:
     planner = world.start_planner(RELIBRA_METRICS_PORT="0")
     take_step(planner, 1)
+    report_sequences(planner.address, "job", 9)  # so that agents wait for its schedule
     with world.fault("200 waiting agents hang up", "S7 L2") as clock, world.redis.client() as redis:
 
         def num_connections() -> int:

@@ -40,7 +40,7 @@ POINTS = {
 }
 PIPELINE_POINTS = {
     "in_a_stage": Point(LayerExecution, "compute", call=2),
-    "adding_up_stages": Point(PhaseRecord, "add_up"),
+    "adding_up_stages": Point(PhaseRecord, "report"),
 }
 
 

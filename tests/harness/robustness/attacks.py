@@ -170,6 +170,8 @@ def schedules_of_nothing(target: Target, num_sequences: int = 1 << 18) -> Iterat
 def fetches_that_wait(target: Target, num_calls: int = 4096) -> Iterator[str]:
     """Wait for a step that never comes, in many calls."""
     epoch = _register(target)
+    with open_channel(target.address, target.credentials) as channel:  # so that they wait for the schedule
+        _report(channel, [encode_sequence(1, JOB_ID, 9, "seq", 1, count(routed_experts(0, 1)), epoch=epoch)])
     request = plan_pb2.FetchPlanRequest(job_id=JOB_ID, step=9, wait_ms=60_000, epoch=epoch)
     with contextlib.ExitStack() as stack:
         stubs = [

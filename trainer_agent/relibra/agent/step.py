@@ -19,8 +19,7 @@ from relibra.errors import InvalidPlan, RelibraError
 from relibra.planning import Cause, StepPlan, check_step_plan
 from relibra.planning.plan import Level
 
-_LOG_LEVELS: dict[tuple[Cause, ...], int] = {(Cause.UNDONE,): logging.ERROR, (Cause.UNSCHEDULED,): logging.INFO}
-"""How loud the log is about a step without a plan, by its causes."""
+log = logging.getLogger(__name__)
 
 
 class StepOpener:
@@ -110,14 +109,17 @@ class StepOpener:
         """Begin a step that has no plan of its own: it keeps what all ranks applied last (L1)."""
         kept = None if self._last is None else self._last.id
         keeps = "its placement, without replicas" if kept is None else f"placement and replicas of plan {kept}"
-        self._unplanned.met(
-            causes,
-            "no plan since step %d: it keeps %s: %s",
-            step,
-            keeps,
-            reason,
-            level=_LOG_LEVELS.get(causes, logging.WARNING),
-        )
+        if causes == (Cause.UNSCHEDULED,):  # as on the first steps of a job that nobody schedules
+            log.info("step %d keeps %s: %s", step, keeps, reason)
+        else:
+            self._unplanned.met(
+                causes,
+                "no plan since step %d: it keeps %s: %s",
+                step,
+                keeps,
+                reason,
+                level=logging.ERROR if Cause.UNDONE in causes else logging.WARNING,
+            )
         self._cells = self._cells_of(self._last)
         return StepOutcome(
             step=step,

@@ -44,26 +44,8 @@ class SlotTable:
     """None if the cell has no replicas."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PlannedMicroBatch:
-    """The replicas of one micro-batch of the plan, in order of layer, expert and rank."""
-
-    start_L: list[int]
-    """Where the replicas of each layer begin, and where those of the last one end."""
-    index_Y3: NDArray[np.int32]
-    """(layer, expert, rank) of each replica."""
-    redundant_slot_Y: NDArray[np.int32]
-    slot_Y: NDArray[np.int64]
-    """The physical slot of each replica."""
-    slot_expert_LP: NDArray[np.int32]
-    on_device: Tensor
-    """`slot_expert_LP` where the tables live."""
-
-
 class StepCells:
-    """All cells of a step for one rank. Its answers never change, so that a late backward still finds its own plan.
-
-    What a micro-batch needs is made when it first runs: the beginning of a step waits for none of it.
+    """All cells of a step for one rank. The object is immutable, so that a late backward still finds its own plan.
 
     Args:
         placement: where the experts live during the step.
@@ -84,38 +66,49 @@ class StepCells:
         plan: StepPlan | None,
         device: torch.device,
     ) -> None:
-        self._placement, self._cluster, self._ep_rank, self._device = placement, cluster, ep_rank, device
+        self._placement, self._cluster, self._ep_rank = placement, cluster, ep_rank
         self.num_micro_batches = plan.num_micro_batches if plan is not None else 0
         self._home_LP = _home_table(placement, cluster, num_redundant=0)
         num_layers, num_experts = self._home_LP.shape
         self._home_on_device = torch.from_numpy(self._home_LP).to(device)
         self._rest_E = torch.full((num_experts,), REST, dtype=torch.int32, device=device)
         self._is_identity_L: list[bool] = (self._home_LP == np.arange(num_experts)).all(axis=1).tolist()
-        self._index_Y4 = np.zeros((0, 4), np.int32)
+        index_Y4 = np.zeros((0, 4), np.int32)
         self._is_anywhere_ML = np.zeros((self.num_micro_batches, num_layers), dtype=np.bool_)
         if plan is not None and self.num_micro_batches:
             row_Y, layer_Y = plan.replica_index_Y4[:, 0], plan.replica_index_Y4[:, 1]
             self._is_anywhere_ML[row_Y % self.num_micro_batches, layer_Y] = True
             first_row = ep_group * self.num_micro_batches
             own = slice(*np.searchsorted(row_Y, [first_row, first_row + self.num_micro_batches]))
-            self._index_Y4 = plan.replica_index_Y4[own] - np.array([first_row, 0, 0, 0], np.int32)
-        self._start_M: list[int] = np.searchsorted(self._index_Y4[:, 0], np.arange(self.num_micro_batches + 1)).tolist()
-        self.num_replicas = len(self._index_Y4)
+            index_Y4 = plan.replica_index_Y4[own] - np.array([first_row, 0, 0, 0], np.int32)
+        self.num_replicas = len(index_Y4)
         """The number of replicas of this rank's EP group, over all cells."""
         self.has_replicas = bool(self.num_replicas)
-        self._planned: dict[int, _PlannedMicroBatch] = {}
+        micro_batch_Y, layer_Y, self._expert_Y, self._rank_Y = index_Y4.T
+        self._start_C: list[int] = np.searchsorted(
+            micro_batch_Y * num_layers + layer_Y, np.arange(self.num_micro_batches * num_layers + 1)
+        ).tolist()
+        """Where the replicas of each cell begin, and where those of the last one end."""
+        self._redundant_slot_Y = redundant_slots(index_Y4, cluster.num_ranks)
         self._copies: dict[tuple[int, int], tuple[Copy, ...]] = {}
         self._replicated: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         self._tables: dict[tuple[int, int], SlotTable] = {}
+        if self.has_replicas:
+            num_home = num_home_slots(placement, cluster)
+            self._slot_Y = self._rank_Y * (num_home + cluster.redundant_slots) + num_home + self._redundant_slot_Y
+            slot_expert_LP = _home_table(placement, cluster, num_redundant=cluster.redundant_slots)
+            self._slot_expert_MLP = np.tile(slot_expert_LP, (self.num_micro_batches, 1, 1))
+            self._slot_expert_MLP[micro_batch_Y, layer_Y, self._slot_Y] = self._expert_Y
+            self._slots_on_device = torch.from_numpy(self._slot_expert_MLP).to(device)
 
     def table(self, micro_batch: int | None, layer: int) -> SlotTable | None:
         """Return the table of a cell, or None if all experts are at their identity places and routing needs no remap.
 
         None stands for no micro-batch, which has no replicas. The table is equal on all ranks of the EP group.
         """
-        if micro_batch is not None and (found := self._replicas_of(micro_batch, layer)) is not None:
+        if micro_batch is not None and (rows := self._replicas_of(micro_batch, layer)) is not None:
             if (micro_batch, layer) not in self._tables:
-                self._tables[micro_batch, layer] = self._table_of(layer, *found)
+                self._tables[micro_batch, layer] = self._table_of(micro_batch, layer, rows)
             return self._tables[micro_batch, layer]
         if self._is_identity_L[layer]:
             return None
@@ -123,8 +116,9 @@ class StepCells:
 
     def slot_experts(self, micro_batch: int, layer: int) -> NDArray[np.int32]:
         """Return the logical expert in each slot of this rank in a cell, `EMPTY` for none."""
-        found = self._replicas_of(micro_batch, layer)
-        slot_expert_P = (self._home_LP if found is None else found[0].slot_expert_LP)[layer]
+        slot_expert_P = self._home_LP[layer]
+        if self._replicas_of(micro_batch, layer) is not None:
+            slot_expert_P = self._slot_expert_MLP[micro_batch % self.num_micro_batches, layer]
         of_rank: NDArray[np.int32] = slot_expert_P.reshape(self._cluster.num_ranks, -1)[self._ep_rank]
         return of_rank
 
@@ -140,43 +134,42 @@ class StepCells:
 
         The ranks that hold the same experts run micro-batches of the same index at the same time.
         """
-        planned = self._planned_index(micro_batch)
+        planned = self._planned(micro_batch)
         return planned is not None and bool(self._is_anywhere_ML[planned, layer])
 
     def copies(self, micro_batch: int, layer: int) -> tuple[Copy, ...]:
         """Return all replicas on ranks of this node, in order of expert and then rank, equal on all these ranks."""
         cell = micro_batch, layer
         if cell not in self._copies:
-            found = self._replicas_of(micro_batch, layer)
-            self._copies[cell] = () if found is None else self._copies_in(layer, *found)
+            rows = self._replicas_of(micro_batch, layer)
+            self._copies[cell] = () if rows is None else self._copies_in(layer, rows)
         return self._copies[cell]
 
-    def _table_of(self, layer: int, planned: _PlannedMicroBatch, rows: slice) -> SlotTable:
+    def _table_of(self, micro_batch: int, layer: int, rows: slice) -> SlotTable:
         return SlotTable(
-            slot_expert_P=planned.on_device[layer],
+            slot_expert_P=self._slots_on_device[micro_batch % self.num_micro_batches, layer],
             share_P=None,
             replicas=CellReplicas(
                 home_E=self._placement.home_rank_LE[layer],
-                expert_Y=planned.index_Y3[rows, 1],
-                rank_Y=planned.index_Y3[rows, 2],
-                slot_Y=planned.slot_Y[rows],
+                expert_Y=self._expert_Y[rows],
+                rank_Y=self._rank_Y[rows],
+                slot_Y=self._slot_Y[rows].astype(np.int64),
             ),
         )
 
-    def _copies_in(self, layer: int, planned: _PlannedMicroBatch, rows: slice) -> tuple[Copy, ...]:
-        _, expert_Y, rank_Y = planned.index_Y3[rows].T
+    def _copies_in(self, layer: int, rows: slice) -> tuple[Copy, ...]:
+        expert_Y, rank_Y = self._expert_Y[rows], self._rank_Y[rows]
         first_rank = self._ep_rank // self._cluster.gpus_per_node * self._cluster.gpus_per_node
-        in_node_Y = (rank_Y >= first_rank) & (rank_Y < first_rank + self._cluster.gpus_per_node)
-        expert_Y, rank_Y = expert_Y[in_node_Y], rank_Y[in_node_Y]
         fields = (
             self._placement.home_rank_LE[layer, expert_Y] - first_rank,
             self._placement.home_slot_LE[layer, expert_Y],
             rank_Y - first_rank,
-            planned.redundant_slot_Y[rows][in_node_Y],
+            self._redundant_slot_Y[rows],
         )
-        return tuple(Copy(*of_copy) for of_copy in np.stack(fields, axis=1).tolist())
+        in_node_Y = (rank_Y >= first_rank) & (rank_Y < first_rank + self._cluster.gpus_per_node)
+        return tuple(Copy(*of_copy) for of_copy in np.stack(fields, axis=1)[in_node_Y].tolist())
 
-    def _planned_index(self, micro_batch: int) -> int | None:
+    def _planned(self, micro_batch: int) -> int | None:
         """Return the micro-batch of the plan whose copies a micro-batch uses; None if the plan has none.
 
         Where more run than were planned, as in a step that is planned from history or that keeps the last plan, they
@@ -184,32 +177,14 @@ class StepCells:
         """
         return micro_batch % self.num_micro_batches if self.num_micro_batches else None
 
-    def _replicas_of(self, micro_batch: int, layer: int) -> tuple[_PlannedMicroBatch, slice] | None:
-        """Return the replicas of a cell: the planned micro-batch, and where in it; None without replicas."""
-        index = self._planned_index(micro_batch)
-        if index is None or self._start_M[index] == self._start_M[index + 1]:
+    def _replicas_of(self, micro_batch: int, layer: int) -> slice | None:
+        """Return where the replicas of a cell are; None if it has none."""
+        planned = self._planned(micro_batch)
+        if planned is None:
             return None
-        if index not in self._planned:
-            self._planned[index] = self._plan_micro_batch(slice(self._start_M[index], self._start_M[index + 1]))
-        planned = self._planned[index]
-        rows = slice(planned.start_L[layer], planned.start_L[layer + 1])
-        return (planned, rows) if rows.start < rows.stop else None
-
-    def _plan_micro_batch(self, rows: slice) -> _PlannedMicroBatch:
-        index_Y4, num_layers = self._index_Y4[rows], len(self._home_LP)
-        _, layer_Y, expert_Y, rank_Y = index_Y4.T
-        redundant_slot_Y, num_home = redundant_slots(index_Y4), num_home_slots(self._placement, self._cluster)
-        slot_Y = rank_Y * (num_home + self._cluster.redundant_slots) + num_home + redundant_slot_Y
-        slot_expert_LP = _home_table(self._placement, self._cluster, num_redundant=self._cluster.redundant_slots)
-        slot_expert_LP[layer_Y, slot_Y] = expert_Y
-        return _PlannedMicroBatch(
-            start_L=np.searchsorted(layer_Y, np.arange(num_layers + 1)).tolist(),
-            index_Y3=index_Y4[:, 1:],
-            redundant_slot_Y=redundant_slot_Y,
-            slot_Y=slot_Y.astype(np.int64),
-            slot_expert_LP=slot_expert_LP,
-            on_device=torch.from_numpy(slot_expert_LP).to(self._device),
-        )
+        cell = planned * len(self._home_LP) + layer
+        rows = slice(self._start_C[cell], self._start_C[cell + 1])
+        return rows if rows.start < rows.stop else None
 
 
 def num_home_slots(placement: Placement, cluster: Cluster) -> int:
@@ -217,21 +192,23 @@ def num_home_slots(placement: Placement, cluster: Cluster) -> int:
     return int(placement.home_rank_LE.shape[1]) // cluster.num_ranks
 
 
-def redundant_slots(index_Y4: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the redundant slot of each replica, int32 `[Q]`: the replicas of a (row, layer, rank) count up from 0.
+def redundant_slots(index_Y4: NDArray[np.int32], num_ranks: int) -> NDArray[np.int32]:
+    """Return the redundant slot of each replica, int32 `[Y]`: the replicas of a (row, layer, rank) count up from 0.
 
     Args:
         index_Y4: (row, layer, expert, rank) of each replica, sorted.
+        num_ranks: how many ranks there are.
     """
-    row_Y, layer_Y, expert_Y, rank_Y = index_Y4.T
-    order_Y = np.lexsort((expert_Y, rank_Y, layer_Y, row_Y))
-    key_Q3 = index_Y4[order_Y][:, [0, 1, 3]]
-    position_Y = np.arange(len(index_Y4))
-    starts_Y = np.ones(len(index_Y4), dtype=np.bool_)
-    starts_Y[1:] = (key_Q3[1:] != key_Q3[:-1]).any(axis=1)
-    first_Y = np.maximum.accumulate(np.where(starts_Y, position_Y, 0))
-    slot_Y = np.empty(len(index_Y4), dtype=np.int32)
-    slot_Y[order_Y] = position_Y - first_Y
+    row_Y, layer_Y, _, rank_Y = index_Y4.T
+    key_Y = (row_Y * (int(layer_Y.max(initial=0)) + 1) + layer_Y) * np.int32(num_ranks) + rank_Y
+    slot_Y = np.zeros(len(index_Y4), dtype=np.int32)
+    first_of = np.empty(int(key_Y.max(initial=-1)) + 1, dtype=np.int32)
+    left = np.arange(len(index_Y4), dtype=np.int32)
+    while len(left):  # as often as a rank has slots; a sort takes longer
+        key = key_Y[left]
+        first_of[key[::-1]] = left[::-1]  # of equal keys, the last one that is written stays
+        left = left[first_of[key] != left]
+        slot_Y[left] += 1
     return slot_Y
 
 

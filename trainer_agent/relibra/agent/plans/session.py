@@ -32,7 +32,9 @@ _CALL_TIMEOUT_S = 5.0
 _CLOSE_S = 5.0
 
 
-_NOTHING = PlanAnswer(None, "nobody scheduled the step, and there is no plan from earlier steps yet", Cause.UNSCHEDULED)
+_NOTHING = PlanAnswer(
+    None, "nobody scheduled the step, and there is no newer plan from earlier steps", Cause.UNSCHEDULED
+)
 
 
 class Session:
