@@ -84,7 +84,7 @@ def test_routing_that_differs_by_sequence_says_turn_it_on(tmp_path, model):
 
 def test_without_replay_the_advice_is_for_plans_from_history_and_says_what_replay_would_give(tmp_path, model):
     trace = _trace(tmp_path / "trace.npz", 80, variance=2.0)
-    said = json.loads(_run(trace, *model, *_SMALL, "--nodes", 2, "--json", status=0))
+    said = json.loads(_run(trace, *model, *_SMALL, "--nodes", 2, "--json", status=1))
     assert said["gain_of_others"]["relibra, routing replayed"]["mid"] > said["gain"]["mid"] > 0
     assert "replicate-only" not in said["gain_of_others"]
 

@@ -39,7 +39,7 @@ def test_S7_a_small_schedule_that_asks_for_a_large_solve_takes_no_memory_from_ot
         ids, schedule = one_row_each(450)
         with RolloutReporter(planner.address, "attacker", num_experts=LARGE.num_experts) as reporter:
             for name in ids:
-                assert reporter.report_counts(1, name, np.ones((1, LARGE.num_experts), dtype=np.uint32), 1)
+                reporter.report_counts(1, name, np.ones((1, LARGE.num_experts), dtype=np.uint32), LARGE.num_experts)
             reporter.flush(timeout_s=60)
         client.submit_schedule("attacker", 1, ids, schedule)
 

@@ -145,5 +145,5 @@ def test_redundant_slots_count_from_zero_in_order_of_expert() -> None:
     index_Q4 = np.array(
         [[0, 0, 2, 1], [0, 0, 3, 0], [0, 0, 5, 0], [0, 0, 5, 1], [0, 1, 0, 0], [1, 1, 0, 0]], dtype=np.int32
     )
-    assert redundant_slots(index_Q4).tolist() == [0, 0, 1, 1, 0, 0]
-    assert redundant_slots(index_Q4[:0]).tolist() == []
+    assert redundant_slots(index_Q4, 2).tolist() == [0, 0, 1, 1, 0, 0]
+    assert redundant_slots(index_Q4[:0], 2).tolist() == []

@@ -24,7 +24,7 @@ _LACKS = {
     Cause.STALE: "offered an older epoch than was applied before",
     Cause.INVALID: "offered an invalid plan",
     Cause.OTHER_LAUNCH: "in no attempt of the job, because another launch trains it",
-    Cause.UNSCHEDULED: "without a plan, because nobody scheduled the step, and there is no newer one from earlier steps",
+    Cause.UNSCHEDULED: "without a plan, as nobody scheduled the step, and there is no newer one from earlier steps",
 }
 """Why a rank offers no plan."""
 _LACK_BY_CODE = (None, *_LACKS)
