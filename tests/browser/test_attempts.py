@@ -23,7 +23,7 @@ def test_an_open_page_of_a_job_moves_on_to_a_new_attempt_and_says_so(
     run(job.restart(SECOND))
     expect(page.locator("#moved")).to_contain_text("Attempt 2 began, and this page moved on to it")
     expect(page.locator("#health")).to_contain_text("Attempt 2, launched by host-b:99")
-    expect(page.locator("#health")).to_contain_text("attempt 2 has begun, but no sequence has been reported yet")
+    expect(page.locator("#health")).to_contain_text("attempt 2 has begun, but no step has been reported yet")
     expect(page.locator("#attempts tbody tr")).to_have_count(2)
     page.locator("#moved").get_by_role("link", name="show attempt 1").click()
     expect(page.locator("#attempt")).to_contain_text("You look at attempt 1")

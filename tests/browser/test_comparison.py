@@ -22,7 +22,7 @@ def test_two_steps_are_compared_from_the_page_of_one(page: Page, job: WatchedJob
     page.get_by_role("link", name="Compare with step 1").click()
     wait_for_charts(page)
     expect(page.locator("thead").first).to_contain_text("job, step 1")
-    expect(page.get_by_role("row", name="Imbalance without balancing")).to_contain_text(
+    expect(page.get_by_role("row", name="Imbalance that the plan expects without balancing")).to_contain_text(
         f"{job.plans[1].prediction.imbalance_before:.3f}"
     )
     assert shown(page, "both-heat", "name") == ["job, step 1", "job, step 4"]
@@ -53,7 +53,7 @@ def test_two_jobs_are_compared_over_their_own_steps(
     page.get_by_role("button", name="Compare").click()
     wait_for_charts(page)
     names = shown(page, "both-imbalance", "name")
-    assert names[:2] == ["job, realised", "other, realised"]
+    assert names[:2] == ["job, with relibra", "other, with relibra"]
     assert shown(page, "both-imbalance", "x")[1] == [5, 6]
     plot = page.locator(".both-speedup .plot")
     plot.focus()

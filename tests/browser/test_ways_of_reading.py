@@ -56,7 +56,7 @@ def test_a_chart_is_walked_and_opened_with_the_keyboard(page: Page, job: Watched
     plot.focus()
     plot.press("ArrowLeft")
     plot.press("ArrowLeft")
-    expect(page.locator(".chart.imbalance .spoken")).to_contain_text("step 1: without balancing 1.")
+    expect(page.locator(".chart.imbalance .spoken")).to_contain_text("step 1: without relibra 1.")
     expect(plot.locator(".hovertext").first).to_be_visible()
     plot.press("Enter")
     page.wait_for_url("**/jobs/job/steps/1?attempt=1")
@@ -97,10 +97,10 @@ def test_a_table_is_saved_as_csv(page: Page, job: WatchedJob, tmp_path: Path) ->
     name, text = saved(page, "Save as CSV: Steps", tmp_path / "steps.csv")
     assert name == "job-Steps.csv"
     heading, *rows = csv.reader(io.StringIO(text.decode()))
-    assert heading[:4] == ["Step", "State", "Planned at, UTC", "Sequences"]
+    assert heading[:5] == ["Step", "State", "Level", "Planned at, UTC", "Sequences"]
     assert [row[0] for row in rows] == ["3", "2", "1"]
-    assert float(rows[-1][heading.index("Planned")]) >= 1
-    assert rows[0][heading.index("Planned")] == ""
+    assert float(rows[-1][heading.index("Expected")]) >= 1
+    assert rows[0][heading.index("Expected")] == ""
     assert datetime.fromisoformat(rows[-1][heading.index("Planned at, UTC")]).tzinfo is not None
 
 
@@ -118,7 +118,7 @@ def test_charts_are_saved_as_csv_over_what_they_show(
     name, text = saved(page, "Save as CSV: imbalance over steps", tmp_path / "chart")
     assert name == "job-imbalance.csv"
     heading, *rows = csv.reader(io.StringIO(text.decode()))
-    assert heading == ["step", "without balancing", "realised", "planned", "bound"]
+    assert heading == ["step", "without relibra", "with relibra", "expected", "bound"]
     assert [row[0] for row in rows] == ["1", "2", "3"]
     assert float(rows[0][1]) == job.plans[1].prediction.imbalance_before
     assert rows[1][1:] == ["", "", "", ""]

@@ -34,8 +34,8 @@ class PhaseFigure:
 PHASE_FIGURES = (
     PhaseFigure("num_applied", "Applied", "count"),
     PhaseFigure("num_fallbacks", "Fell back", "count"),
-    PhaseFigure("imbalance_plain", "Imbalance without relibra", "ratio", "plain_imbalance_ratio"),
-    PhaseFigure("imbalance", "Imbalance with relibra", "ratio", "realised_imbalance_ratio"),
+    PhaseFigure("imbalance_plain", "Imbalance without", "ratio", "plain_imbalance_ratio"),
+    PhaseFigure("imbalance", "Imbalance with", "ratio", "realised_imbalance_ratio"),
     PhaseFigure("duration_s", "Took", "seconds", "phase_seconds"),
     PhaseFigure("plan_wait_s", "Plan wait", "seconds", "plan_wait_seconds"),
     PhaseFigure("reorder_sent_bytes", "Reorder sent", "size", "sent_bytes", "reorder"),
