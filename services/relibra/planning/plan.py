@@ -21,7 +21,7 @@ from relibra.planning.schedule import Schedule
 
 
 class Level(StrEnum):
-    """What is known of a step when its plan is made. Ranks split the tokens that come, whatever the level."""
+    """The knowledge of a step from which its plan is made. Ranks split the tokens that come, whatever the level."""
 
     HISTORY = "history"
     """The loads of earlier steps."""

@@ -18,7 +18,7 @@ function makeWalkable(Plotly, plot, traces, layout, choose) {
     at.row = within(at.row, rows);
     at.column = within(at.column, columns);
     const shown = traces.map((trace, curveNumber) => ({ trace, curveNumber })).filter(({ trace }) => valueOf(trace) != null);
-    // Of two heat maps, the last one shows the place: Plotly marks a square in one plot at a time.
+    // The last of two heat maps shows the place: Plotly marks a square in one plot at a time.
     if (grid) Plotly.Fx.hover(plot, { xval: at.column, yval: at.row }, subplots.at(-1));
     else Plotly.Fx.hover(plot, shown.map(({ trace, curveNumber }) => ({ curveNumber, pointNumber: indexIn(trace) })), subplots);
     const place = `${layout.xaxis.title.text} ${x()}${grid ? `, ${layout.yaxis.title.text} ${at.row}` : ""}`;

@@ -30,7 +30,7 @@ _OF_EXPERTS = ("fc1", "fc2", "gate_proj", "up_proj", "down_proj", "gate_up_proj"
 
 
 class Draft:
-    """What is known of a recipe so far. Later values of a setting replace earlier ones."""
+    """The settings of a recipe that are known so far. Later values of a setting replace earlier ones."""
 
     def __init__(self, framework: str, launch: Launch) -> None:
         self.framework = framework
