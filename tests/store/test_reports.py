@@ -81,6 +81,15 @@ def test_a_step_that_nobody_scheduled_is_reported_and_the_next_one_is_planned_fr
     assert update.imbalance_plain == imbalance(plain_NLR)
 
 
+def test_steps_without_tokens_say_nothing_of_later_ones(store: Store, run: Loop, job: JobRecord) -> None:
+    nothing_NLE = np.zeros((2, 3, 8), dtype=np.uint8)
+    for rank in range(job.cluster.num_ranks):
+        run(store.put_report(job, dataclasses.replace(report(job, Phase.UPDATE, rank), expert_load_NLE=nothing_NLE)))
+    assert run(store.micro_batches_before(job, 2, 4)).shape == (0, 3, 8)
+    ((update,),) = run(store.get_executions(job, [1]))
+    assert update.imbalance_plain is None
+
+
 @pytest.mark.parametrize("what", ["scheduled", "collecting"])
 def test_no_step_is_planned_from_history_that_somebody_schedules(
     store: Store, run: Loop, job: JobRecord, what: str
