@@ -12,7 +12,7 @@ FRAMEWORKS_READY := $(FRAMEWORKS_VENV)/ready
 # Tests start hundreds of processes, and each would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-containers test-megatron test-frameworks test-robustness test-long docs audit lint proto proto-check gpu-bundle gpu-check bench bench-peers evaluation clean
+.PHONY: demo test test-all test-containers test-megatron test-frameworks canary test-robustness test-long docs audit lint proto proto-check gpu-bundle gpu-check bench bench-peers evaluation clean
 
 demo: $(READY)all  ## run a real MoE RL job, plain and balanced, on this machine; ARGS=--keep leaves its pages up
 	$(BIN)/relibra demo $(ARGS)
@@ -32,6 +32,9 @@ test-containers: $(READY)test  ## run the Compose file on a Docker Engine; as ro
 
 test-frameworks: $(READY)test $(FRAMEWORKS_READY)  ## run the plug-ins inside the frameworks themselves, on the CPU; fetches 0.5 GB or more, once
 	RELIBRA_FRAMEWORKS_VENV='$(FRAMEWORKS_VENV)' $(BIN)/pytest --numprocesses 0 tests/frameworks
+
+canary: $(READY)test $(FRAMEWORKS_READY)  ## run every plug-in on the main branch of its framework and say what broke; DIR=build/main gets the checkouts
+	RELIBRA_FRAMEWORKS_VENV='$(FRAMEWORKS_VENV)' PYTHONPATH=tests $(BIN)/python -m harness.canary '$(or $(DIR),build/main)'
 
 test-robustness: $(READY)test  ## inject every fault five times, and once each on a Cluster and behind Sentinels; measure waits beside attacks
 	RELIBRA_ROBUSTNESS_ROUNDS=5 RELIBRA_ROBUSTNESS_REDIS=server,cluster,sentinel $(BIN)/pytest -m robustness tests/robustness
@@ -95,7 +98,7 @@ bench-peers: $(READY)figures  ## run the planners that others publish, from PEER
 	for each in 'peers $(PEERS)' peers.tables; do $(BIN)/python -m benchmarks.$$each || exit 1; done
 
 evaluation: $(READY)figures  ## compute and draw docs/evaluation.md; ten to fifteen minutes on two cores, needs RELIBRA_TRACES
-	for each in evaluation evaluation.tables evaluation.figures; do $(BIN)/python -m benchmarks.$$each || exit 1; done
+	for each in evaluation evaluation.tables evaluation.figures defaults; do $(BIN)/python -m benchmarks.$$each || exit 1; done
 
 clean:
 	rm -rf .venv .venv-3.* .venv-audit .venv-dist .venv-lock .venv-frameworks .venv-proto

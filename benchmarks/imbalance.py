@@ -8,6 +8,7 @@ domains` than the rest. Ranks split the tokens over the copies of the plan when 
 
 - `plain`: plain expert parallelism;
 - `eplb_history`, `history`: EPLB and relibra know the micro-batches of the four steps before;
+- `step`: relibra knows the sequences of the step, and not its micro-batches;
 - `rollout`: relibra knows a rollout that is not replayed: a tenth of the token copies goes to other experts;
 - `eplb_oracle`, `replay`: EPLB and relibra know the step itself;
 - `bound`, `any_placement`: lower bounds for plans with relibra's homes, and with any.
@@ -28,7 +29,7 @@ from benchmarks import results
 from relibra.evaluation import eplb_imbalance, model_of
 from relibra.evaluation.baselines.eplb import eplb
 from relibra.planning import Cluster, Model, Schedule, StepLoad, check_plan, imbalance
-from relibra.planning.expected.loads import seen_load
+from relibra.planning.expected.loads import deal_often, seen_load
 from relibra.planning.expected.realised import realised_loads
 from relibra.planning.plan import Level
 from relibra.planning.solve import solve
@@ -71,8 +72,11 @@ def _measure(
     *past, load = (StepLoad.of(counts_SLE, schedule, cluster) for counts_SLE in counts_of_steps)
     plan = solve(load, schedule, model, cluster)
     check_plan(plan, load.load_MLE)
+    dealt = seen_load(deal_often(counts_of_steps[-1], cluster), cluster)
+    known = solve(load, schedule, model, cluster, level=Level.STEP, seen=dealt)
     row = {
         "plain": plan.prediction.imbalance_before,
+        "step": imbalance(realised_loads(known, load)),
         "eplb_oracle": eplb_imbalance(load.load_MLE, plan),
         "replay": imbalance(realised_loads(plan, load)),
         "bound": plan.prediction.imbalance_bound,

@@ -31,7 +31,8 @@ nitpick_ignore_regex = [
     ("py:.*", r"(?!relibra\.).*"),
     (
         "py:class",
-        r"relibra\.agent\.(experts\.Experts|groups\.Groups|setting\.Refusal|cells\.visit\.ReplicaContext)",
+        r"relibra\.agent\.(experts\.Experts|groups\.Groups|setting\.Refusal|cells\.visit\.ReplicaContext|"
+        r"plans\.stopwatch\.Clock)",
     ),
     ("py:class", r"relibra\.agent\.homes\.(homes\.Homes|guard\.WeightGuard|by_place\.PlaceNames)"),
     ("py:class", r"relibra\.rollout\.(engine_reporter\.RequestOutput|reporter\.Tensor)"),

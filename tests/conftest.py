@@ -12,6 +12,8 @@ from harness.distributed.ways_to_join import WAYS_ON_CUDA, Way
 REPOSITORY = Path(__file__).parents[1]
 _WHOLE_FOLDERS = ("tests/distributed/", "tests/agent/")
 """Folders whose files share processes that one worker starts once."""
+# Tests of plug-ins plan every step; those of the guard switch it on.
+os.environ.setdefault("RELIBRA_GUARD", "off")
 # No test asserts seconds, so a busy machine must not fail one.
 settings.register_profile("relibra", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("relibra")

@@ -5,14 +5,14 @@ from dataclasses import replace
 from functools import cache
 
 from benchmarks import results
-from relibra.evaluation.dispatcher import Dispatcher
-from relibra.evaluation.hardware import hardware_of
 from relibra.evaluation.model_presets import model_shape
 from relibra.evaluation.question import Question
 from relibra.evaluation.simulation import Outcome, simulate
 from relibra.evaluation.training import Training
 from relibra.evaluation.workload import Workload
 from relibra.planning import Cluster
+from relibra.planning.machines.dispatcher import Dispatcher
+from relibra.planning.machines.hardware import hardware_of
 from relibra.routing import RoutingTrace, read_trace
 
 Rows = list[dict[str, object]]

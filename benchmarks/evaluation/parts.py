@@ -29,9 +29,9 @@ from benchmarks.evaluation.cases import (
 )
 from benchmarks.evaluation.counts import counts
 from benchmarks.evaluation.sensitivity import sensitivity
-from relibra.evaluation.dispatcher import Dispatcher
 from relibra.evaluation.model_presets import MODELS
 from relibra.evaluation.policies import POLICIES
+from relibra.planning.machines.dispatcher import Dispatcher
 from relibra.routing.trace_sets import split_by_domain
 
 _ABLATION = ("plain", "reorder-only", "replicate-only", "relibra", "relibra-packed")

@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any
 
 from benchmarks.evaluation.cases import NUM_MICRO_BATCHES, Case, Rows, question, rows_on, trace
-from relibra.evaluation.dispatcher import Dispatcher
 from relibra.evaluation.routing_statistics import RoutingStatistics
 from relibra.evaluation.training import Training
 from relibra.evaluation.workload import drawn
+from relibra.planning.machines.dispatcher import Dispatcher
 
 _MODEL, _EP = "qwen3-30b-a3b", 32
 _POLICIES = ("plain", "eplb-oracle", "ultraep", "relibra")

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.evaluation.page import Row, cases, markdown, write_tables
-from relibra.evaluation.constants import ranges_of
-from relibra.evaluation.dispatcher import Dispatcher
-from relibra.evaluation.hardware import HARDWARE
 from relibra.evaluation.policies import PUBLISHED
+from relibra.planning.machines.constants import ranges_of
+from relibra.planning.machines.dispatcher import Dispatcher
+from relibra.planning.machines.hardware import HARDWARE
 
 _PAGE = Path(__file__).parents[2] / "docs" / "evaluation.md"
 

@@ -14,7 +14,7 @@ from benchmarks.evaluation.cases import DISPATCHERS
 from benchmarks.evaluation.page import markdown, write_tables
 from benchmarks.peers.checkouts import CHECKOUTS
 from benchmarks.peers.run import PEERS, REIMPLEMENTED
-from relibra.evaluation.dispatcher import Dispatcher
+from relibra.planning.machines.dispatcher import Dispatcher
 
 _PAGE = Path(__file__).parents[2] / "docs" / "peers.md"
 _NAMES = {

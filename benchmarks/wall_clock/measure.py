@@ -116,7 +116,8 @@ def run_rank(rank: int, folder: str, services: Services, case: Case) -> None:
     dist.broadcast_object_list(costs)  # all ranks register the same job
     address = services.planner_address
     driver = Driver(case.cluster, address, PlanParams(cost=costs[0]))
-    relibra = Job(shape, AgentConfig(planner_address=address, job_id=JOB, model=MODEL, cluster=case.cluster))
+    config = AgentConfig(planner_address=address, job_id=JOB, model=MODEL, cluster=case.cluster, guard=False)
+    relibra = Job(shape, config)
 
     even_MLTK = torch.tensor(routing.even(MODEL, *sizes)[:, rank])
     times_s: dict[str, list[float]] = {"plain": [], "relibra": [], "forced balance": []}

@@ -13,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.evaluation.assignment import Assignment, at_home
-from relibra.evaluation.constants import Constants
-from relibra.evaluation.dispatcher import Dispatcher
-from relibra.evaluation.hardware import Hardware
 from relibra.evaluation.model_shape import ModelShape
 from relibra.evaluation.step_time import balanced_step_time, reorder_s, step_time
 from relibra.evaluation.training import Training
 from relibra.planning import Cluster, Model, PlanParams, Schedule, StepLoad
 from relibra.planning.cost import CostModel
 from relibra.planning.load import imbalance
+from relibra.planning.machines.constants import Constants
+from relibra.planning.machines.dispatcher import Dispatcher
+from relibra.planning.machines.hardware import Hardware
 from relibra.planning.solve import solve
 
 _STATE_SIZE = 14 / 12

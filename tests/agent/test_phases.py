@@ -8,6 +8,7 @@ import torch
 
 from relibra.agent.phases import Phases
 from relibra.agent.plans.outcome import StepOutcome
+from relibra.agent.plans.stopwatch import clock_of
 from relibra.planning import Model, Phase
 
 MODEL = Model(num_layers=2, num_experts=4, top_k=1)
@@ -21,6 +22,7 @@ def test_the_routing_of_a_phase_is_dropped_when_the_next_phase_begins() -> None:
         plans=mock.Mock(),
         transport=mock.Mock(sent_bytes=0, waited_s=0.0),
         cells=lambda: cells,
+        clock=clock_of(torch.device("cpu")),
         replay_obstacle=lambda: None,
         device=torch.device("cpu"),
     )

@@ -11,11 +11,11 @@ from harness.devices import device
 from relibra.cli import output
 from relibra.cli.simulate import simulate
 from relibra.errors import InvalidInput, InvalidTrace
-from relibra.evaluation.dispatcher import Dispatcher
-from relibra.evaluation.hardware import hardware_of
 from relibra.evaluation.model_presets import MODELS
 from relibra.evaluation.training import Training
 from relibra.planning import Cluster
+from relibra.planning.machines.dispatcher import Dispatcher
+from relibra.planning.machines.hardware import hardware_of
 from relibra.routing import RoutingTrace, write_trace
 
 _app = typer.Typer()

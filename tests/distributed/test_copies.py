@@ -99,6 +99,26 @@ def test_S9_weights_written_behind_the_agents_back_are_neither_used_nor_exported
 
 
 @on_ranks(EP4, EP2_EDP2)
+def test_S9_weights_written_through_data_are_not_used_in_a_forward_without_a_plan(cluster):
+    """Write weights as frameworks do that count no writes, and validate after the step, when nobody begins a phase."""
+    balanced, agent, backups = ready(cluster, **options_of(cluster))
+    train(balanced, 1)
+    state.gather_parameters([balanced.ddp])
+    with agent.copying() as snapshot:
+        backups.backup("actor")
+    trained = outputs(balanced, 1)
+    backups.restore("reference", is_counted=False)
+    assert "written behind the agent's back" in refusal(lambda: outputs(balanced, 1))
+    with agent.restoring(agent.original_order):
+        backups.restore("reference", is_counted=False)
+    assert not torch.equal(outputs(balanced, 1), trained)
+    with agent.restoring(snapshot):
+        backups.restore("actor", is_counted=False)
+    assert torch.equal(outputs(balanced, 1), trained)
+    agent.detach()
+
+
+@on_ranks(EP4, EP2_EDP2)
 def test_S9_weights_written_before_the_first_reorder_raise_no_alarm(cluster):
     """As a load of initial weights writes them."""
     answers = plans_of(cluster, range(3), first_seed=60, replicate=False) | {0: None}

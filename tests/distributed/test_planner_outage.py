@@ -115,7 +115,12 @@ def test_L1_L2_S5_training_goes_on_while_a_planner_is_away_and_is_planned_again_
         dist.broadcast_object_list(address)
         plain, balanced = Trained(cluster, "sgd"), Trained(cluster, "sgd")
         config = AgentConfig(
-            planner_address=address[0], job_id=JOB, model=MODEL, cluster=cluster, plan_timeout_s=PLAN_TIMEOUT_S
+            planner_address=address[0],
+            job_id=JOB,
+            model=MODEL,
+            cluster=cluster,
+            plan_timeout_s=PLAN_TIMEOUT_S,
+            guard=False,
         )
         agent = balanced.agent = attach(balanced.ddp, balanced.optimizer, config)
         differences, outcomes = Differences(), []

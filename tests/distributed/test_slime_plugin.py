@@ -240,6 +240,7 @@ def test_S5_losses_and_sent_weights_are_those_of_slime_where_relibra_deals_the_s
         mock.patch("relibra.plugins.slime.rollout_packing.TIMEOUT_S", 100.0),
     ):
         os.environ.update(RELIBRA_PLANNER=address, RELIBRA_JOB="packed", RELIBRA_PLAN_TIMEOUT_S="200", RELIBRA_PACK="1")
+        os.environ["RELIBRA_HARDWARE"] = "h100"  # ranks on CPUs have no prices
         balanced = with_plugin(cluster, **options)
         handle = balanced.actor.plain.rollout_manager
         vars(handle)["__ray_call__"] = manager.handle

@@ -12,6 +12,7 @@ from harness.doc_blocks import ALL_BLOCKS, PAGES, REPOSITORY, Block
 TESTS_OF_PYTHON = {
     "docs/quick-start.md": ("tests/docs/test_quick_start.py", "tests/distributed/test_integration_page.py"),
     "docs/formats.md": ("tests/docs/test_formats.py",),
+    "docs/integrations/observe.md": ("tests/distributed/test_observe.py",),
     "docs/integration/megatron.md": ("tests/distributed/test_integration_page.py",),
     **{
         f"docs/integrations/{page}.md": ("tests/integrations/test_pages.py",)

@@ -6,9 +6,9 @@ import pytest
 
 from relibra.errors import InvalidInput
 from relibra.evaluation.calibration import Measurement, calibrate, read_cost, read_measurements
-from relibra.evaluation.dispatcher import DispatchDtype, Dispatcher
 from relibra.evaluation.model_presets import MODELS
 from relibra.planning import Cluster, PlanParams, StepLoad
+from relibra.planning.machines.dispatcher import DispatchDtype, Dispatcher
 from relibra.planning.traffic import Traffic
 
 _MEASURED = Measurement(

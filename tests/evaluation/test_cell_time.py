@@ -6,9 +6,9 @@ import pytest
 from harness.small_training import EVEN, HOME_LE, TRAINING
 from relibra.evaluation import cell_time
 from relibra.evaluation.assignment import at_home, from_pieces
-from relibra.evaluation.dispatcher import Dispatcher
 from relibra.evaluation.work import even_work, work_of
 from relibra.planning import Cluster, StepLoad
+from relibra.planning.machines.dispatcher import Dispatcher
 
 
 def cells_of(assignment, load, training):

@@ -4,7 +4,7 @@ import pytest
 
 from harness.small_training import CONSTANTS
 from relibra.evaluation.estimate import Estimate, estimate
-from relibra.evaluation.range import Range
+from relibra.planning.machines.range import Range
 
 _HIDING = Range(low=0.5, mid=1.0, high=2.0, source="a test")
 _HOST = Range(low=100.0, mid=200.0, high=400.0, source="a test")

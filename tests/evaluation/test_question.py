@@ -1,9 +1,9 @@
 import numpy as np
 
-from relibra.evaluation.hardware import hardware_of
 from relibra.evaluation.model_presets import MODELS
 from relibra.evaluation.question import Question
 from relibra.planning import Cluster
+from relibra.planning.machines.hardware import hardware_of
 from relibra.routing import RoutingTrace
 
 

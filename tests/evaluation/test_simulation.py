@@ -3,8 +3,6 @@ from dataclasses import replace
 import pytest
 
 from relibra.errors import InvalidInput
-from relibra.evaluation.dispatcher import Dispatcher
-from relibra.evaluation.hardware import HARDWARE
 from relibra.evaluation.model_presets import MODELS
 from relibra.evaluation.policies import POLICIES, PUBLISHED
 from relibra.evaluation.routing_statistics import RoutingStatistics
@@ -12,6 +10,8 @@ from relibra.evaluation.simulation import simulate
 from relibra.evaluation.training import Training
 from relibra.evaluation.workload import drawn
 from relibra.planning import Cluster
+from relibra.planning.machines.dispatcher import Dispatcher
+from relibra.planning.machines.hardware import HARDWARE
 from relibra.planning.plan import Level
 
 _MODEL = replace(MODELS["qwen3-30b-a3b"], num_layers=4)

@@ -5,11 +5,11 @@ import pytest
 
 from harness.small_training import TRAINING
 from relibra.evaluation.dispatch_time import reached
-from relibra.evaluation.dispatcher import DispatchDtype, Dispatcher
-from relibra.evaluation.hardware import HARDWARE
 from relibra.evaluation.model_presets import MODELS
 from relibra.evaluation.training import Training
 from relibra.planning import Cluster, CostModel, PlanParams
+from relibra.planning.machines.dispatcher import DispatchDtype, Dispatcher
+from relibra.planning.machines.hardware import HARDWARE
 
 _CLUSTER = Cluster(num_nodes=2, gpus_per_node=8, redundant_slots=2)
 

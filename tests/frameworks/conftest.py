@@ -45,7 +45,7 @@ def ranks_of(framework: str, *folders: str, module: str = "ranks", main: str | N
         wanted = [*folders, main] if main is not None and request.param == "main" else [*folders]
         sources = [found for each in wanted if (found := frameworks.checkout(each)) is not None]
         if len(sources) < len(wanted):
-            pytest.skip(frameworks.reason(wanted[0]))
+            pytest.skip(frameworks.reason(next(each for each in wanted if frameworks.checkout(each) is None)))
         folder = tmp_path_factory.mktemp(framework)
         return framework_runs.run(frameworks_python, f"harness.{framework}.{module}", folder, shared_planner, *sources)
 
@@ -54,11 +54,11 @@ def ranks_of(framework: str, *folders: str, module: str = "ranks", main: str | N
 
 verl_engines = ranks_of("verl", main="verl")
 verl_under_ray = ranks_of("verl", module="under_ray")
-skyrl_workers = ranks_of("skyrl")
+skyrl_workers = ranks_of("skyrl", main="SkyRL")
 skyrl_under_ray = ranks_of("skyrl", module="under_ray")
 slime_under_ray = ranks_of("slime", "slime", module="under_ray")
-areal_engines = ranks_of("areal")
-ms_swift_trainers = ranks_of("ms_swift")
+areal_engines = ranks_of("areal", main="AReaL")
+ms_swift_trainers = ranks_of("ms_swift", main="ms-swift")
 nemo_rl_workers = ranks_of("nemo_rl", "NeMo-RL", f"{frameworks.BRIDGE}/src", frameworks.MEGATRON)
 
 

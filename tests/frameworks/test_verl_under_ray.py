@@ -29,11 +29,21 @@ def test_S5_planned_updates_are_those_of_a_job_without_plans(verl_under_ray: Any
             assert relative(planned["metrics"][name], values) < OF_BFLOAT16
 
 
+def test_agent_loops_report_samples_where_they_finish_and_validation_reports_none(verl_under_ray: Any) -> None:
+    for result in verl_under_ray.of("streamed"):
+        assert result["missing"] == [0], "the sample of the validation, and no other"
+        assert result["job"] == "Verl-streamed"
+        assert all(each["is_applied"] for each in result["outcomes"]), result["outcomes"]
+    assert "relibra: samples of job Verl-streamed are reported to" in verl_under_ray.log
+    assert "training ranks report a sample that the rollout did not" not in verl_under_ray.log
+
+
 def test_the_driver_asks_its_workers_and_deals_a_batch_again_within_its_mini_batches(verl_under_ray: Any) -> None:
     orders = verl_under_ray.of("packed")[0]["orders"]
+    said = [line for line in verl_under_ray.log.splitlines() if "data-parallel ranks" in line]
     for trainer in ("older", "newer"):
         own, packed = (mini_batches(orders[f"{trainer}, {pack}"]) for pack in (False, True))
-        assert orders[f"{trainer}, True"] != orders[f"{trainer}, False"]
+        assert orders[f"{trainer}, True"] != orders[f"{trainer}, False"], said
         assert packed == own
     assert verl_under_ray.log.count("relibra chooses the data-parallel ranks of sequences of job Verl-packed") == 2
 

@@ -105,5 +105,6 @@ def skyrl_batches(data_rank: int, *, is_packed: bool = True) -> list[dict[str, A
         if is_packed:
             offsets = torch.cat([torch.zeros(1, dtype=torch.int32), of_mask.sum(dim=1).cumsum(0).to(torch.int32)])
             of_batch = SimpleNamespace(values=of_batch[of_mask.bool()], cu_seqlens=offsets)
-        batches.append({"rollout_expert_indices": of_batch, "attention_mask": of_mask})
+        tokens = torch.arange(of_mask.numel()).view(of_mask.shape) + 1000 * (len(batches) + 1) * (data_rank + 1)
+        batches.append({"rollout_expert_indices": of_batch, "attention_mask": of_mask, "sequences": tokens})
     return batches

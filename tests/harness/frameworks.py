@@ -20,6 +20,12 @@ CHECKOUTS = {
     MEGATRON: ("https://github.com/NVIDIA/Megatron-LM", "14346b65a2d0790e451919858f7771078105c5f0"),
 }
 """The repository and the commit of each framework."""
+ON_THE_INDEX = {
+    "SkyRL": "https://github.com/NovaSky-AI/SkyRL",
+    "AReaL": "https://github.com/inclusionAI/AReaL",
+    "ms-swift": "https://github.com/modelscope/ms-swift",
+}
+"""The repositories of the frameworks whose releases the environment has; only `harness.canary` checks them out."""
 VARIABLE = "RELIBRA_FRAMEWORKS"
 
 
@@ -31,24 +37,30 @@ def checkout(name: str) -> Path | None:
 
 def reason(name: str) -> str:
     """Return why tests of a framework's own code are skipped."""
-    return f"needs a checkout of {name}: python tests/harness/frameworks.py DIR, then {VARIABLE}=DIR"
+    maker = "make canary DIR=DIR" if name in ON_THE_INDEX else "python tests/harness/frameworks.py DIR"
+    return f"needs a checkout of {name}: {maker}, then {VARIABLE}=DIR"
 
 
-def check_out(folder: Path) -> None:
-    """Check out every framework below `folder`, at the commit that the tests were written against."""
-    for name, (address, commit) in CHECKOUTS.items():
-        target = folder / name
-        target.mkdir(parents=True, exist_ok=True)
-        for command in (
-            ["init", "-q"],
-            ["fetch", "-q", "--depth", "1", address, commit],
-            ["checkout", "-q", "FETCH_HEAD"],
-        ):
-            subprocess.run(["git", "-C", str(target), *command], check=True)
-        print(f"{name}: {commit} in {target}")
+def check_out(target: Path, address: str, commit: str) -> None:
+    """Check out a commit of a repository, or its main branch if `commit` is HEAD.
+
+    Raises:
+        CalledProcessError: git fails, for example because there is no network.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    git(target, "init", "-q")
+    git(target, "fetch", "-q", "--depth", "1", address, commit)
+    git(target, "checkout", "-q", "FETCH_HEAD")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Run git in a folder; return what it prints."""
+    return subprocess.run(["git", "-C", str(folder), *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    check_out(Path(sys.argv[1]))
+    for name, (address, commit) in CHECKOUTS.items():
+        check_out(Path(sys.argv[1], name), address, commit)
+        print(f"{name}: {commit} in {Path(sys.argv[1], name)}")

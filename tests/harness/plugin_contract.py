@@ -4,6 +4,8 @@ A `Plugin` says how a framework's engine is built, alone and with the plug-in, a
 trains and compares. What one framework has besides stands in its wing, as scenarios of the same form.
 """
 
+import os
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
 from harness.trained import NUM_EXPORTED, ROUNDING, Trained, differing
 from relibra.agent import Agent, StepOutcome
 from relibra.planning import Cause, Cluster, Model
+from relibra.plugins import plan_wait
 from relibra.wire.client import PlannerClient
 
 AWAY = "127.0.0.1:1"
@@ -70,9 +73,11 @@ def refused(of_class: type[Exception], text: str) -> Iterator[None]:
 def noted_outcomes(*, awaits_history: bool = False) -> Iterator[list[StepOutcome]]:
     """Yield a list that gets the outcome of every pass that begins in the body.
 
+    Passes are much longer in a job than here. So no pass here is too short to wait for its plan.
+
     Args:
         awaits_history: whether a pass begins only when the planner has a plan from the reports of the pass before the
-            last one. Passes are much longer in a job than here, and the planner has made the plan meanwhile.
+            last one, which it has made meanwhile in a job.
     """
     outcomes: list[StepOutcome] = []
     plain = Agent.begin_step
@@ -83,7 +88,10 @@ def noted_outcomes(*, awaits_history: bool = False) -> Iterator[list[StepOutcome
         outcomes.append(plain(self, step, *args, **kwargs))
         return outcomes[-1]
 
-    with mock.patch.object(Agent, "begin_step", begin_step):
+    with (
+        mock.patch.object(Agent, "begin_step", begin_step),
+        mock.patch.object(plan_wait, "most_wait_s", lambda limit_s, *_: limit_s),
+    ):
         yield outcomes
 
 
@@ -157,6 +165,8 @@ class Plugin:
     """Trains an engine at a `Rank`, takes options of the framework; by default the whole job of the contract."""
     exported: Callable[[Any], Exported]
     """Returns what the engine sends to the rollout."""
+    stores_by_expert: Callable[[Any], bool]
+    """Returns whether the engine's checkpoints have optimizer state by expert, which is no framework's own format."""
     num_passes: int
     """The passes of the whole job that have a plan."""
     close: Callable[[Any], None] = lambda engine: engine.passes.close()
@@ -205,6 +215,18 @@ class Contract:
         assert outcomes
         assert not any(outcome.applied or outcome.kept for outcome in outcomes)
         check_equal(trained, self.alone)
+
+    def checkpoints_are_the_frameworks_own_unless_experts_may_move(self, at: Rank) -> None:
+        """On one machine they are; on several they are not, unless the user wants no expert to move."""
+        for machines, reorder, is_own in ((1, "auto", True), (2, "auto", False), (2, "never", True)):
+            self.plugin.environment(AWAY, "stored")
+            with (
+                mock.patch.dict(os.environ, RELIBRA_REORDER=reorder),
+                mock.patch.object(socket, "gethostname", return_value=f"node-{at.number % machines}"),
+            ):
+                engine = self.plugin.build(at, balanced=True)
+            assert self.plugin.stores_by_expert(engine) is not is_own
+            self.plugin.close(engine)
 
     def check_planned_from_history(
         self, at: Rank, job: str, *, of_build: Mapping[str, Any] = {}, **of_train: Any

@@ -1,4 +1,7 @@
-"""Passes of a plug-in under plans that a test made, in place of those of a planner."""
+"""Passes of a plug-in under plans that a test made, in place of those of a planner.
+
+They move experts on one machine, too, where a job has the homes of its experts stay.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +21,7 @@ def scripted_passes(plans: dict[int, StepPlan | None]) -> Iterator[ScriptedPlans
     source = ScriptedPlans(plans)
     with (
         mock.patch.object(attached_job, "attach", partial(attach, plans=source)),
+        mock.patch.object(attached_job, "homes_stay", return_value=False),
         mock.patch.object(PlannedPasses, "submit", return_value=True),
     ):
         yield source

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from relibra.evaluation.constants import Constants
-from relibra.evaluation.dispatcher import Dispatcher
-from relibra.evaluation.hardware import Hardware
 from relibra.evaluation.model_presets import MODELS
 from relibra.evaluation.training import Training
 from relibra.planning import Cluster, CostModel, StepLoad
+from relibra.planning.machines.constants import Constants
+from relibra.planning.machines.dispatcher import Dispatcher
+from relibra.planning.machines.hardware import Hardware
 
 MODEL = replace(
     MODELS["qwen3-30b-a3b"],

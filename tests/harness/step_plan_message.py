@@ -25,4 +25,5 @@ def encode_step_plan(plan: StepPlan) -> plan_pb2.StepPlan:
         num_micro_batches=plan.num_micro_batches,
         reason=plan.reason,
         level=encode_level(plan.level),
+        expected_gain=plan.expected_gain,
     )

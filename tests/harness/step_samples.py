@@ -20,7 +20,7 @@ LONG_S = 60.0
 
 
 def sequence(
-    epoch: int, name: str, counts_LE: np.ndarray = COUNTS_SLE[0], *, step: int = 1, policies: str = ""
+    epoch: int, name: str, counts_LE: np.ndarray = COUNTS_SLE[0], *, step: int | None = 1, policies: str = ""
 ) -> SequenceCounts:
     return SequenceCounts(
         job_id="job", epoch=epoch, step=step, sequence_id=name, counts_LE=counts_LE, policies=policies

@@ -6,7 +6,7 @@ import pytest
 
 from relibra.errors import Unavailable
 from relibra.planner import metrics as metrics_module
-from relibra.planner.metrics import Metrics
+from relibra.planner.metrics import HUNG_AFTER_S, Metrics
 
 PATIENT_S = 60.0
 
@@ -44,3 +44,28 @@ def test_a_port_in_use_is_refused():
     port = Metrics().serve("127.0.0.1", 0)
     with pytest.raises(Unavailable, match=f"cannot listen on 127.0.0.1:{port} for metrics"):
         Metrics().serve("127.0.0.1", port)
+
+
+def test_a_planner_whose_event_loop_stands_still_is_neither_alive_nor_ready():
+    now = 100.0
+    metrics = Metrics(lambda: now)
+    assert metrics.probe("/livez") == (True, "alive"), "a planner that starts must not be restarted"
+    assert metrics.probe("/readyz") == (False, "not ready: Redis was not asked yet")
+    metrics.tell_ready("")
+    now += HUNG_AFTER_S
+    assert metrics.probe("/readyz") == (True, "ready")
+    now += 5
+    stands_still = (False, "the event loop has not run for 15 s")
+    assert metrics.probe("/livez") == metrics.probe("/readyz") == stands_still
+    metrics.beat()
+    assert metrics.probe("/livez") == (True, "alive")
+
+
+def test_a_planner_without_redis_is_alive_because_a_restart_brings_no_redis_back():
+    metrics = Metrics()
+    metrics.tell_ready("Redis does not serve")
+    assert metrics.probe("/livez") == (True, "alive")
+
+
+def test_other_paths_are_no_probes():
+    assert Metrics().probe("/metrics") is None

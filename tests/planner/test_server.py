@@ -80,7 +80,7 @@ def test_L4_a_solve_that_outlasts_the_drain_is_left_to_another_planner(
             # Each check is a round trip to Redis, during which the planner runs.
             while not planner._loop._solves:
                 await store.ping()
-        refusing = [asyncio.create_task(planner._admission.refusals.wait("job", None)) for _ in range(10_000)]
+        refusing = [asyncio.create_task(planner._admission.wait_for_refusal("job", None)) for _ in range(10_000)]
         await planner.stop()
         assert all(task.done() for task in refusing), "the drain waited for refusals, or cut them off"
         # The planner has sent SIGKILL; on a busy machine it takes a moment until the process has ended.

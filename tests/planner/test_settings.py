@@ -5,9 +5,10 @@ import pytest
 
 from relibra.errors import Unsupported
 from relibra.planner.limits.admission import Admission
+from relibra.planner.limits.solve_size import check_schedule
 from relibra.planner.settings import PlannerSettings
-from relibra.planning import Cluster, CostModel, Model, PlanParams
-from relibra.store import StoreLimits
+from relibra.planning import Cluster, CostModel, Model, PlanParams, Schedule
+from relibra.store import JobRecord, StoreLimits
 
 URL = "redis://redis:6379/0"
 
@@ -31,10 +32,10 @@ def test_S7_the_defaults_serve_a_large_job_of_many_sequences(params: PlanParams)
     model = Model(num_layers=58, num_experts=256, top_k=8)
     cluster = Cluster(num_nodes=8, gpus_per_node=8, redundant_slots=2, num_ep_groups=8)
     settings = PlannerSettings.load(redis_url=URL)
-    admission, num_sequences, num_micro_batches = Admission(settings), 512 * 128, 128
-    admission.check_num_cells(num_micro_batches * cluster.num_ep_groups, model)
+    admission, num_sequences = Admission(settings), 512 * 128
+    job = JobRecord(job_id="large", epoch=1, began_at=0.0, model=model, cluster=cluster, params=params)
     admission.check_num_sequences(num_sequences)
-    admission.check_solve_size(num_sequences, num_micro_batches, model, cluster, params)
+    check_schedule(admission, job, Schedule.round_robin(num_sequences, 128, cluster))
     # A sequence has up to 65535 token copies of an expert, and takes the next size of Redis' allocator.
     sequences_bytes = num_sequences * ((32 << 10) + 100)
     reports_bytes = 2 * 512 * ((64 << 10) + (16 << 10) + 1024)

@@ -39,6 +39,17 @@ def test_a_plan_is_never_worse_than_plain_expert_parallelism(problems, data):
 
 
 @given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_where_homes_stay_every_plan_has_those_of_plain_expert_parallelism(problems, data):
+    problem = data.draw(problems)
+    plan = replace(problem, params=replace(problem.params, homes_stay=True)).solve()
+    check_plan(plan, problem.load_MLE)
+    assert (plan.home_rank_LE == problem.cluster.identity_placement(problem.model)).all()
+    assert plan.prediction.imbalance_after <= plan.prediction.imbalance_before
+    assert "homes stay" in plan.reason
+
+
+@given(data=st.data())
 @_EXAMPLES
 def test_the_prediction_says_what_the_plan_does(problems, data):
     problem = data.draw(problems)

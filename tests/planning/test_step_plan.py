@@ -9,6 +9,7 @@ def test_ranks_execute_the_placement_and_the_replicas_of_a_plan(random_problem):
     np.testing.assert_array_equal(part.replica_index_Y4, plan.quotas.index_Q4[plan.quotas.is_replica_Q])
     np.testing.assert_array_equal(part.home_rank_LE, plan.home_rank_LE)
     assert part.digest == plan.digest
+    assert part.expected_gain == plan.prediction.imbalance_before / plan.prediction.imbalance_after - 1 > 0
 
 
 def test_S3_plan_ids_are_ordered_by_epoch_then_version():

@@ -1,13 +1,17 @@
 """Passes of an engine, with a scripted agent and a scripted way to the planner."""
 
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 
-from relibra.agent import Phase
+from relibra.agent import Phase, StepOutcome
 from relibra.planning import Cause
 from relibra.plugins.balanced_passes import BalancedPasses
+from relibra.plugins.settings import PluginSettings
+
+
+def outcome(*causes: Cause) -> StepOutcome:
+    return StepOutcome(step=0, applied=None, causes=causes, reason="scripted")
 
 
 class Scripted:
@@ -15,8 +19,11 @@ class Scripted:
 
     def __init__(self) -> None:
         self.planned = mock.Mock(has_planner=mock.Mock(return_value=True), submit=mock.Mock(return_value=True))
-        self.begin_step = mock.Mock(return_value=SimpleNamespace(causes=()))
-        self.passes = BalancedPasses(mock.Mock(begin_step=self.begin_step), self.planned)
+        self.planned.settings = PluginSettings(planner="planner:7420", job="job", plan_timeout_s=20.0)
+        self.begin_step = mock.Mock(return_value=outcome())
+        self.runs_plain = mock.Mock(return_value=False)
+        agent = mock.Mock(begin_step=self.begin_step, runs_plain=self.runs_plain)
+        self.passes = BalancedPasses(agent, self.planned)
 
     def timeouts_s(self) -> list[float | None]:
         return [call.kwargs["plan_timeout_s"] for call in self.begin_step.call_args_list]
@@ -37,15 +44,15 @@ def test_only_a_pass_that_the_planner_took_may_wait_for_its_plan_as_long_as_the_
     scripted.passes.begin(Phase.UPDATE)
     scripted.planned.has_planner.return_value = False
     scripted.passes.begin(Phase.UPDATE)
-    assert scripted.timeouts_s() == [None, 1.0, 1.0, 0.0]
+    assert scripted.timeouts_s() == [20.0, 1.0, 1.0, 0.0]
     assert [call.args[0] for call in scripted.begin_step.call_args_list] == [0, 1, 2, 3]
 
 
 def test_L1_after_a_pass_from_history_that_got_no_answer_no_pass_waits(scripted: Scripted) -> None:
-    scripted.begin_step.return_value = SimpleNamespace(causes=(Cause.UNSCHEDULED,))
+    scripted.begin_step.return_value = outcome(Cause.UNSCHEDULED)
     scripted.passes.begin(Phase.UPDATE)
     assert not scripted.planned.note_lost.called
-    scripted.begin_step.return_value = SimpleNamespace(causes=(Cause.LATE,))
+    scripted.begin_step.return_value = outcome(Cause.LATE)
     scripted.passes.begin(Phase.UPDATE, mock.Mock())
     assert not scripted.planned.note_lost.called, "a plan that was submitted may take longer than it should"
     scripted.passes.begin(Phase.UPDATE)
@@ -64,3 +71,13 @@ def test_passes_with_one_key_are_phases_of_one_step_if_the_planner_took_the_firs
         (1, Phase.RECOMPUTE),
         (2, Phase.UPDATE),
     ]
+
+
+def test_N1_passes_that_run_plain_are_not_submitted_and_are_phases_of_one_step_as_planned_ones_are(
+    scripted: Scripted,
+) -> None:
+    scripted.runs_plain.return_value = True
+    for phase in Phase:
+        scripted.passes.begin(phase, mock.Mock(), key="rollout")
+    assert not scripted.planned.submit.called
+    assert [call.args[0] for call in scripted.begin_step.call_args_list] == [0, 0]

@@ -1,3 +1,4 @@
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,8 @@ from relibra.plugins.points import Points, check_points
 
 class Engine:
     def to(self, device: str) -> None: ...
+
+    def train(self, batch: Any, *args: Any, lazily: bool = False, **kwargs: Any) -> None: ...
 
 
 def check(wanted: Points) -> None:
@@ -23,3 +26,14 @@ def test_an_attribute_or_parameter_that_another_version_lacks_is_named() -> None
     )
     with pytest.raises(Unsupported, match=missing):
         check({"Engine.to": ("device", "grad"), "Engine.load_checkpoint": ("path",)})
+
+
+def test_S9_a_parameter_that_another_version_has_added_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    check({"Engine.train": ("batch", "lazily"), "Engine.to": ()})
+    check({"Engine.train": ("batch", ...)})
+    assert not caplog.messages
+    check({"Engine.train": ("batch",)})
+    (said,) = caplog.messages
+    assert said.startswith("relibra was written against verl 0.9.1, and verl.engine has parameters since then")
+    assert said.endswith("passes on: lazily of Engine.train")

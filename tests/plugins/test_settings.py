@@ -2,7 +2,7 @@ import pytest
 
 from relibra.environment import VARIABLES as KNOWN
 from relibra.errors import InvalidInput
-from relibra.plugins.settings import PluginSettings, packs
+from relibra.plugins.settings import Mode, PluginSettings, packs
 
 
 def test_only_the_planner_has_no_default() -> None:
@@ -10,6 +10,12 @@ def test_only_the_planner_has_no_default() -> None:
     assert settings == PluginSettings(planner="planner:7420", job="project-run")
     with pytest.raises(InvalidInput, match=r"relibra\.planner: expected the planner as host:port"):
         PluginSettings.read({}, {}, default_job="verl")
+
+
+def test_a_job_may_observe_first() -> None:
+    settings = PluginSettings.read({"planner": "a:1"}, {"RELIBRA_MODE": "Observe"}, default_job="verl")
+    assert settings.mode is Mode.OBSERVE
+    assert settings.variables()["RELIBRA_MODE"] == "observe"
 
 
 def test_a_job_may_start_a_planner_of_its_own() -> None:
@@ -23,16 +29,44 @@ def test_the_configuration_counts_more_than_the_environment() -> None:
         "RELIBRA_SLOTS": "2",
         "RELIBRA_PLAN_TIMEOUT_S": "5",
         "RELIBRA_PACK": "1",
+        "RELIBRA_HARDWARE": "h200",
+        "RELIBRA_REORDER": "never",
+        "RELIBRA_TRANSPORT": "symmetric",
+        "RELIBRA_HOST_COPY": "true",
+        "RELIBRA_GUARD": "off",
     }
-    assert set(environment) <= KNOWN
-    settings = PluginSettings.read({"planner": "new:2", "slots": 3}, environment, default_job="verl")
-    assert settings == PluginSettings(planner="new:2", job="mine", slots=3, plan_timeout_s=5.0, pack=True)
+    assert set(environment) | {"RELIBRA_MODE"} <= KNOWN
+    configured = {"planner": "new:2", "slots": 3, "transport": "process_group", "host_copy": False}
+    settings = PluginSettings.read(configured, environment, default_job="verl")
+    assert settings == PluginSettings(
+        planner="new:2",
+        job="mine",
+        slots=3,
+        plan_timeout_s=5.0,
+        pack=True,
+        hardware="h200",
+        reorder="never",
+        transport="process_group",
+        guard=False,
+    )
+    variables = settings.variables()
+    assert PluginSettings.read({}, variables, default_job="verl") == settings
 
 
 @pytest.mark.parametrize(
     ("configured", "message"),
     [
-        ({"planer": "a:1"}, r"relibra\.planer: expected one of planner, job, slots, plan_timeout_s, pack"),
+        (
+            {"planer": "a:1"},
+            r"relibra\.planer: expected one of planner, job, slots, plan_timeout_s, pack, hardware, reo",
+        ),
+        ({"planner": "a:1", "reorder": "always"}, r"relibra\.reorder: expected auto or never, got always"),
+        ({"planner": "a:1", "transport": "peer"}, r"relibra\.transport: expected auto or symmetric or process_group"),
+        ({"planner": "a:1", "hardware": "tpu"}, r"relibra\.hardware: expected h100 or h200"),
+        ({"planner": "a:1", "host_copy": "maybe"}, r"relibra\.host_copy: expected true or false, got maybe"),
+        ({"planner": "a:1", "guard": "perhaps"}, r"relibra\.guard: expected true or false, got perhaps"),
+        ({"planner": "a:1", "mode": "observe", "pack": True}, r"relibra\.pack: expected false with mode=observe"),
+        ({"planner": "a:1", "mode": "watch"}, r"relibra\.mode: expected balance or observe, got watch"),
         ({"planner": "planner"}, r"relibra\.planner: expected host:port or embedded, got planner"),
         ({"planner": "a:1", "slots": "many"}, r"relibra\.slots: expected a number, got many"),
         ({"planner": "a:1", "pack": "often"}, r"relibra\.pack: expected true or false, got often"),

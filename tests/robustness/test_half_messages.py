@@ -5,7 +5,7 @@ import pytest
 from harness.robustness.raw_http2 import RawConnection
 from harness.robustness.world import World, figure, take_step
 from harness.services import Loop, eventually
-from relibra.planner.limits.receiving import NUM_RECEIVING
+from relibra.planner.limits.admission import MAX_MESSAGES
 from relibra.store import Role, Store
 
 pytestmark = [pytest.mark.robustness, pytest.mark.integration]
@@ -69,7 +69,7 @@ def test_S6_a_viewer_that_sends_no_messages_takes_no_turn_of_the_trainer(world: 
 
     def call_without_a_message(connection: RawConnection, method: str) -> set[int]:
         path = f"/relibra.v1.PlanService/{method}"
-        return {connection.call(path, tokens["viewer"]) for _ in range(NUM_RECEIVING + 8)}
+        return {connection.call(path, tokens["viewer"]) for _ in range(MAX_MESSAGES + 8)}
 
     def is_served_meanwhile(step: int) -> bool:
         """Return whether a step of the trainer came to its plan before the planner gave up the first of these calls."""

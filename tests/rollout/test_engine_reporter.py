@@ -2,6 +2,7 @@
 
 import json
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -62,7 +63,7 @@ def test_several_completions_of_a_request_get_names_of_their_own(
     client.submit_schedule(job_id, 1, names, Schedule.round_robin(3, 1, CLUSTER))
 
 
-def test_S9_outputs_without_all_tokens_are_refused_and_a_prefix_that_was_left_out_is_placed(
+def test_S9_unfinished_outputs_are_refused_and_rows_of_all_tokens_beside_the_last_ones_are_taken(
     shared_planner: Service, job_id: str
 ) -> None:
     rows = routed_experts(0, 9)  # a prompt of 3 tokens, and 7 that were generated
@@ -75,15 +76,19 @@ def test_S9_outputs_without_all_tokens_are_refused_and_a_prefix_that_was_left_ou
         output.finished = True
         for num_last in (1, 6):  # what a DELTA output has: the last tokens and the rows of all
             output.outputs[0].token_ids = [7] * num_last
-            with pytest.raises(InvalidInput, match="got 9 rows; with output_kind=DELTA an output has"):
-                engine_reporter.report_output(1, output)
+            output.request_id = f"delta-{num_last}"
+            with mock.patch.object(reporter, "report", wraps=reporter.report) as reported:
+                assert engine_reporter.report_output(1, output) == [output.request_id]
+            assert np.array_equal(reported.call_args.args[2], rows)
         output = request_output("seq", rows)
         output.outputs[0].routed_experts = output.outputs[0].routed_experts[2:]
         assert engine_reporter.report_output(1, output) == engine_reporter.report_output(1, output, start=2) == ["seq"]
         output.outputs[0].token_ids = [7] * 6
-        with pytest.raises(InvalidInput, match="expected rows from token 2 to the last but one of 9"):
+        assert engine_reporter.report_output(1, output, start=2) == ["seq"]
+        output.outputs[0].token_ids = [7] * 8
+        with pytest.raises(InvalidInput, match="expected rows from token 2 to the last but one of 11, got 7 rows"):
             engine_reporter.report_output(1, output, start=2)
-        assert reporter.flush() == 2
+        assert reporter.flush() == 5
 
 
 def test_S9_a_response_without_a_place_is_said_once(

@@ -74,7 +74,7 @@ def test_viewers_and_above_may_look_and_browsers_send_the_token_as_password(
 
 
 def test_a_revoked_token_ends(store: Store, run: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relibra.store.identity.REMEMBERED_S", 0.0)
+    monkeypatch.setattr("relibra.store.tokens.REMEMBERED_S", 0.0)
     access = Access(store, is_required=True)
     record, token = run(store.create_token("job", Role.VIEWER))
     assert run(access.identify(token)).job_id == "job"

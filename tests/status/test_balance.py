@@ -95,10 +95,23 @@ def test_S9_a_job_that_repeats_steps_is_no_straggler() -> None:
 
 def test_steps_that_nobody_scheduled_are_balanced_by_earlier_plans_and_before_the_first_one_nothing_is_wrong() -> None:
     step = replace(collecting(7), num_sequences=0)
-    nothing_yet = replace(APPLIED, num_applied=0, num_unscheduled=4, applied=None)
+    nothing_yet = replace(APPLIED, num_applied=0, intended={Cause.UNSCHEDULED: 4}, applied=None)
     balance = judge_balance([step], [(step, [APPLIED]), (replace(step, step=6), [nothing_yet])], [])
     assert (balance.since_step, balance.share, balance.num_executed) == (None, None, 2)
-    assert judge_balance([step], [(step, [replace(nothing_yet, num_unscheduled=3)])], []).since_step == 7
+    assert judge_balance([step], [(step, [replace(nothing_yet, intended={Cause.UNSCHEDULED: 3})])], []).since_step == 7
+
+
+def test_N1_steps_that_run_plain_count_from_their_first_one_with_what_was_measured() -> None:
+    chosen = replace(
+        APPLIED, num_applied=0, applied=None, intended={Cause.NOT_FASTER: 4}, reasons=("planned steps took longer",)
+    )
+    measured = replace(chosen, intended={Cause.MEASURING: 4})
+    steps = [(planned(9), [chosen]), (planned(8), [chosen]), (planned(7), [measured]), (planned(6), [APPLIED])]
+    balance = judge_balance([planned(9)], steps, [])
+    assert (balance.since_step, balance.obstacle) == (8, Obstacle.NOT_FASTER)
+    assert balance.reason == "step 9: planned steps took longer"
+    assert balance.num_without_plan == 0, "no rank fell back"
+    assert judge_balance([planned(7)], steps[2:], []).since_step is None, "a trial is no obstacle"
 
 
 @pytest.mark.parametrize("collecting_ahead", [0, 16])

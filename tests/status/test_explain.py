@@ -121,9 +121,9 @@ def test_a_step_under_the_plan_of_an_earlier_one_names_it_and_has_no_fallback() 
 
 
 def test_a_step_before_anything_was_planned_says_so_without_advice() -> None:
-    first = replace(EXECUTION, num_applied=0, num_unscheduled=4, applied=None)
+    first = replace(EXECUTION, num_applied=0, intended={Cause.UNSCHEDULED: 4}, applied=None)
     told = explain(replace(STEP, num_sequences=0), CLUSTER, [first]).execution
-    assert told[0].startswith("4 of 4 ranks kept what they had in phase update: nobody scheduled the step")
+    assert told[0].startswith("In phase update 4 of 4 ranks kept what they had, because nobody scheduled the step")
     assert told[1].startswith("Imbalance in phase update was 1.020; it would have been 1.800 without relibra")
     assert len(told) == 2
 

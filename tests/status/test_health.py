@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from harness.executed_plan import EXECUTION, NOW, PLAN
-from relibra.planning import Phase
+from relibra.planning import Cause, Phase
 from relibra.planning.execution import Execution
 from relibra.planning.plan import Level
 from relibra.status.balance import Balance, Obstacle
@@ -29,9 +29,9 @@ FORESEEN = replace(UNSCHEDULED, step=8, plan=replace(PLAN, step=8), level=Level.
         ([PLANNED], [EXECUTION], JobState.WELL, "step 7: imbalance .* was 1.020; .* 1.800 without relibra"),
         (
             [FORESEEN, UNSCHEDULED],
-            [replace(EXECUTION, num_applied=0, num_unscheduled=4, applied=None, imbalance=1.8)],
+            [replace(EXECUTION, num_applied=0, intended={Cause.UNSCHEDULED: 4}, applied=None, imbalance=1.8)],
             JobState.WELL,
-            "4 of 4 ranks kept what they had .*: nobody scheduled the step",
+            "4 of 4 ranks kept what they had, because nobody scheduled the step",
         ),
         ([replace(COLLECTING, failure="no load"), PLANNED], [], JobState.FAILING, "step 8 cannot be planned: no load"),
         ([replace(COLLECTING, submitted_at=NOW - 31), PLANNED], [], JobState.FAILING, "is a planner running"),
@@ -152,3 +152,12 @@ def test_a_missing_planner_is_worse_than_steps_without_plans() -> None:
 )
 def test_durations_are_short(time_s: float, text: str) -> None:
     assert write_duration(time_s) == text
+
+
+def test_N1_steps_that_run_plain_because_plans_are_not_faster_ask_for_attention_and_raise_no_alarm() -> None:
+    chosen = Balance(
+        since_step=5, obstacle=Obstacle.NOT_FASTER, reason="step 7: planned steps took 1.030 times as long"
+    )
+    health = judge_health([PLANNED], PLANNED, [EXECUTION], chosen, NOW)
+    assert health.verdict is JobState.ATTENTION
+    assert health.reason == "not balancing since step 5, because step 7: planned steps took 1.030 times as long"

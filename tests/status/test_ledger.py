@@ -32,7 +32,7 @@ def saving(reader: Reader, run: Loop) -> Saving:
 
 
 def close_to(other: Saving) -> Saving:
-    names = ("saved_s", "trained_s", "expert_s", "waited_s")
+    names = ("saved_s", "lost_s", "trained_s", "expert_s", "waited_s")
     return Saving(
         **{name: pytest.approx(getattr(other, name), rel=1e-3) for name in names},
         num_steps=other.num_steps,

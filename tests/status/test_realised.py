@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from harness.executed_plan import EXECUTION, PLAN
-from relibra.planning import Phase, PlanId
+from relibra.planning import Cause, Phase, PlanId
 from relibra.planning.plan import Level
 from relibra.status.realised import (
     describe_balance,
     describe_excess,
     describe_expectation,
-    describe_unscheduled,
+    describe_intended,
     last_complete,
 )
 from relibra.store import PlanRecord
@@ -65,8 +65,17 @@ def test_ranks_are_measured_by_no_plan_but_the_one_that_they_applied() -> None:
         assert describe_expectation(EXECUTION, plan) is None
 
 
-def test_ranks_without_any_plan_yet_are_no_alarm() -> None:
-    assert describe_unscheduled(EXECUTION) is None
-    told = describe_unscheduled(replace(EXECUTION, num_applied=0, num_unscheduled=4))
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        (Cause.UNSCHEDULED, "nothing was planned"),
+        (Cause.MEASURING, "to measure"),
+        (Cause.NOT_FASTER, "not to be faster"),
+    ],
+)
+def test_ranks_that_were_to_apply_no_plan_are_no_alarm(cause: Cause, words: str) -> None:
+    assert describe_intended(EXECUTION) is None
+    told = describe_intended(replace(EXECUTION, num_applied=0, intended={cause: 4}))
     assert told is not None
-    assert "nothing was planned" in told
+    assert told.startswith("in phase update 4 of 4 ranks ")
+    assert words in told

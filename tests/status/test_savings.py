@@ -14,7 +14,7 @@ from relibra.planning.load import imbalance
 from relibra.status.savings import NOTHING, Saving, TokenTime, add_up, assumption, compute_saving, write_hours
 from relibra.store import JobRecord, StepSummary
 
-US = TokenTime(us=1e6, is_measured=True)
+US = TokenTime(us=1e6, is_registered=True)
 """One second for one token copy."""
 PHASE = PhaseSummary(
     phase=Phase.UPDATE,
@@ -136,9 +136,9 @@ def test_the_time_of_a_token_copy_is_the_one_that_the_job_registered() -> None:
         cluster=cluster,
         params=PlanParams(),
     )
-    assert TokenTime.of(sized) == TokenTime(us=pytest.approx(0.01), is_measured=False)
+    assert TokenTime.of(sized) == TokenTime(us=pytest.approx(0.01), is_registered=False)
     measured = replace(sized, params=PlanParams(cost=CostModel(expert_tokens=(0, 10), expert_us=(5, 25))))
-    assert TokenTime.of(measured) == TokenTime(us=2.0, is_measured=True)
+    assert TokenTime.of(measured) == TokenTime(us=2.0, is_registered=True)
     assert "dispatch" not in assumption(compute_saving(step(PHASE), US), US)
     counted = replace(measured, params=PlanParams(cost=CostModel(token_size_bytes=8192)))
     assert not TokenTime.of(counted).lacks_dispatch  # one node
@@ -157,7 +157,7 @@ def test_the_assumption_names_time_share_and_what_was_subtracted() -> None:
     assert "by the cost model that the job registered" in text
     assert "experts take 2.6% of 4.000 GPU-hours of training" in text
     assert "0.400 GPU-hours, are subtracted" in text
-    assert "guess for H100-class nodes" in assumption(compute_saving(step(PHASE), US), replace(US, is_measured=False))
+    assert "guess for H100-class nodes" in assumption(compute_saving(step(PHASE), US), replace(US, is_registered=False))
 
 
 @pytest.mark.parametrize(

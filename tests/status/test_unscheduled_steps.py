@@ -51,7 +51,7 @@ def test_every_step_says_its_level_and_which_plan_ran(http: TestClient, plain: d
 def test_steps_from_history_explain_themselves_without_any_alarm(http: TestClient, plain: dict[int, PlanId]) -> None:
     said = {step: http.get(f"/v1/jobs/plain/steps/{step}/explain").json() for step in (1, 2, 3, 4)}
     assert "nobody scheduled the step" in said[1]["headline"]
-    assert said[1]["execution"][0].startswith("4 of 4 ranks kept what they had in phase update")
+    assert said[1]["execution"][0].startswith("In phase update 4 of 4 ranks kept what they had")
     assert said[2]["headline"].startswith("planned from earlier steps")
     assert any("from the loads of earlier steps: the forecast was" in each for each in said[2]["execution"])
     assert said[3]["execution"][0].startswith(f"Ranks applied plan {plain[2]} of step 2, the newest from history")

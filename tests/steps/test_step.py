@@ -84,8 +84,31 @@ def test_reporting_a_rank_again_changes_nothing(shared_planner: Service, planner
     assert first.sequence_ids == again.sequence_ids
     with pytest.raises(InvalidInput, match="ranks: expected the schedule of at least one data-parallel rank"):
         submit_step(planner_client, "integration-again", 0, [])
-    with pytest.raises(InvalidInput, match="twice"):
+    with pytest.raises(InvalidInput, match="ranks: expected every rank once, got rank 1 of EP group 0 2 times"):
         submit_step(planner_client, "integration-again", 0, [first, again])
+
+
+@pytest.mark.parametrize("framework", ["slime", "verl", "skyrl"])
+def test_a_rank_reports_only_what_the_rollout_did_not(
+    shared_planner: Service, planner_client: PlannerClient, framework: str
+) -> None:
+    batch, job_id = FRAMEWORKS[framework](0), f"integration-names-{framework}"
+    planner_client.register_job(job_id, MODEL, CLUSTER)
+    with RolloutReporter(shared_planner.address, job_id, num_experts=8) as reporter:
+        for name, routing in list(zip(batch.names, batch.routings, strict=True))[1:]:
+            reporter.report(None, name, routing.routed_TLK)
+        reporter.flush()
+        ranks = [
+            report_rank(reporter, 0, batch, f"rank-{rank}", ep_group=0, ep_rank=rank, planner=planner_client)
+            for rank in range(2)
+        ]
+    assert [rank.sequence_ids for rank in ranks] == [
+        (f"rank-{rank}/sequence-0", *batch.names[1:]) for rank in range(2)
+    ], "both ranks have samples with these tokens"
+    submit_step(planner_client, job_id, 0, ranks)
+    plan = planner_client.fetch_plan(job_id, 0, MODEL, wait_s=60)
+    assert plan is not None
+    assert plan.level is Level.MICRO_BATCHES
 
 
 def test_S7_a_sequence_larger_than_the_buffer_is_refused_and_a_step_larger_than_it_is_not(

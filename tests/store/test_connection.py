@@ -6,11 +6,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from redis import exceptions
 
 from harness.redis_deployments import free_ports
 from harness.services import Loop, eventually
 from relibra.errors import Unavailable
 from relibra.store import Store
+from relibra.store.connection import Connected
 from relibra.store.embedded import find_redis_server
 
 
@@ -33,6 +35,21 @@ def test_a_call_that_is_cancelled_ends_wherever_it_is(store: Store, run: Loop, p
         return sum([await cancel_after(num_turns) for num_turns in range(40)])
 
     assert run(cancel_everywhere()) > 2
+
+
+def test_what_a_part_asks_in_public_raises_unavailable_and_only_that(store: Store, run: Loop) -> None:
+    class Part(Connected):
+        async def ask(self) -> None:
+            await self._ask()
+
+        async def _ask(self) -> None:
+            raise exceptions.ConnectionError("the server is gone")
+
+    part = Part(store._redis)
+    with pytest.raises(Unavailable, match="Redis does not serve: the server is gone"):
+        run(part.ask())
+    with pytest.raises(exceptions.ConnectionError):
+        run(part._ask())
 
 
 def test_a_redis_in_protected_mode_is_named_as_the_cause(run: Loop, tmp_path: Path) -> None:

@@ -88,10 +88,10 @@ def test_a_published_plan_is_read_back_whole_and_in_summary(store: Store, run: L
             run(missing)
     assert run(store.get_packed_plan(job, 5)) is None
     assert run(store.get_plan_id(job, 5)) is None
-    packed = run(store.get_packed_plan(job, 4))
-    assert packed.record == record
+    packed, arrays = run(store.get_packed_plan(job, 4))
+    assert packed == record
     assert run(store.get_plan_id(job, 4)) == record.id
-    np.testing.assert_array_equal(packed.common["home_rank"].unpack(), whole.home_rank_LE)
+    np.testing.assert_array_equal(arrays["home_rank"].unpack(), whole.home_rank_LE)
 
 
 def test_a_plan_tells_how_long_it_took_from_its_schedule(store: Store, run: Loop, job: JobRecord) -> None:

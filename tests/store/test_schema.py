@@ -15,7 +15,7 @@ from harness.step_samples import IDS, LONG_S, OTHER_PLAN, SCHEDULE, expire, leas
 from relibra.errors import Corrupt, NotFound
 from relibra.planning import CostModel, Phase, PlanParams
 from relibra.store import Refused, Role, Store
-from relibra.store.keys import ATTEMPT_KEYS, SCHEMA_VERSION, STEP_KEYS, TOKENS
+from relibra.store.keys import AHEAD_KEYS, ATTEMPT_KEYS, SCHEMA_VERSION, STEP_KEYS, TOKENS
 from relibra.store.seal import unseal
 
 _PINNED = REPOSITORY / "tests" / "golden" / "schema.json"
@@ -44,6 +44,7 @@ def _fill(store: Store, run: Loop) -> None:
     run(store.note_refusal(job, Refused.SCHEDULE, 5, NotFound("sequence 'seq-0' of step 5 was never reported")))
     run(store.note_packing(job, 6, "packing brings the floor of nodes from 1.2 to 1.1", is_packed=True))
     report_all(store, run, 6)
+    run(store.put_counts([sequence(job.epoch, "seq-9", step=None, policies="3-4")]))
     run(store.see("job", job.epoch))
     after = run(store.rollback("job", job.epoch, 5))
     run(store.put_schedule(after, 7, IDS, SCHEDULE, traceparent="00-0af7-b7ad-01"))
@@ -116,7 +117,8 @@ def test_what_redis_holds_is_that_of_the_schema_version(
     with Redis.from_url(redis_url) as client:
         found = {"version": SCHEMA_VERSION, "keys": _schema(client)}
     written = {key.rpartition(":")[2].split()[0] for key in found["keys"] if ":<epoch>:" in key}
-    assert {*ATTEMPT_KEYS, *STEP_KEYS} <= written, "the job above does not write all keys"
+    written |= {key.rpartition(":")[2].split()[0] for key in found["keys"] if ":ahead" in key}
+    assert {*AHEAD_KEYS, *ATTEMPT_KEYS, *STEP_KEYS} <= written, "the job above does not write all keys"
     (new := tmp_path / "schema.json").write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
     pinned = json.loads(_PINNED.read_text())
     assert found["keys"] == pinned["keys"] or pinned["version"] < SCHEMA_VERSION, (

@@ -16,8 +16,8 @@ from harness.step_samples import (
     report_all,
     sequence,
 )
-from relibra.errors import Conflict, LimitExceeded, NotFound, UnknownJob
-from relibra.planning import Model
+from relibra.errors import Conflict, LimitExceeded, NotFound, StaleEpoch, UnknownJob
+from relibra.planning import Model, Schedule
 from relibra.planning.plan import Level
 from relibra.store import JobRecord, SequenceCounts, Store, StoreLimits
 from relibra.store.keys import JobKeys
@@ -103,6 +103,52 @@ def test_a_step_that_is_planned_from_history_takes_sequences_and_a_schedule(
     assert run(store.get_step(job, 1)).plan is None, "its plan knew less"
     (late,) = run(store.put_counts([sequence(job.epoch, "late")]))
     assert isinstance(late, Conflict)
+
+
+def test_a_step_claims_what_was_reported_without_a_step(store: Store, run: Loop, job: JobRecord) -> None:
+    older, newer = COUNTS_SLE[0], COUNTS_SLE[1]
+    early = [sequence(job.epoch, "a", older, step=None), sequence(job.epoch, "b", step=None)]
+    again = [sequence(job.epoch, "a", newer, step=None)]
+    assert run(store.put_counts(early)) == [None, None]
+    assert run(store.put_counts(again)) == [None]
+    assert run(store.claim(job, 1, ["a", "lost"])) == ["lost"]
+    np.testing.assert_array_equal(run(store.get_counts(job, 1, ["a"])), [newer])
+    assert run(store.reported_sequences(job, 1)) == {"a"}, "nobody named the other one"
+    run(store.put_counts(early))
+    assert run(store.claim(job, 1, ["a"])) == []
+    np.testing.assert_array_equal(run(store.get_counts(job, 1, ["a"])), [newer], "a step keeps what it has")
+    assert run(store.claim(job, 2, ["a", "b"])) == []
+    np.testing.assert_array_equal(run(store.get_counts(job, 2, ["a"])), [older])
+    run(store.put_schedule(job, 2, ["a"], Schedule.round_robin(1, 1, CLUSTER)))
+    run(store.put_counts([sequence(job.epoch, "c", step=None)]))
+    assert run(store.claim(job, 2, ["c"])) == ["c"], "the step has its schedule, which whoever reports it will hear"
+
+
+def test_S7_the_oldest_sequences_without_a_step_make_room(store: Store, run: Loop, job: JobRecord) -> None:
+    few = StoreLimits(max_sequences=2)
+    for name in "abc":
+        assert run(store.put_counts([sequence(job.epoch, name, step=None)], few)) == [None]
+    assert run(store.claim(job, 1, ["a", "b", "c"])) == ["a"]
+    one = StoreLimits(max_step_size_bytes=150)
+    run(store.put_counts([sequence(job.epoch, "d", step=None)], one))
+    assert run(store.claim(job, 2, ["b", "c", "d"])) == ["b", "c"]
+    tiny = StoreLimits(max_step_size_bytes=8)
+    (refused,) = run(store.put_counts([sequence(job.epoch, "e", step=None)], tiny))
+    assert isinstance(refused, LimitExceeded)
+    assert "what is reported without a step may take 8 bytes" in str(refused)
+
+
+def test_S4_what_an_earlier_attempt_left_without_a_step_is_gone(store: Store, run: Loop, job: JobRecord) -> None:
+    run(store.put_counts([sequence(job.epoch, "a", step=None)]))
+    anew = run(store.rollback("job", job.epoch, 0))
+    assert run(store.claim(anew, 1, ["a"])) == ["a"]
+    (stale,) = run(store.put_counts([sequence(job.epoch, "a", step=None)]))
+    assert isinstance(stale, StaleEpoch)
+    run(store.put_counts([sequence(anew.epoch, "b", step=None)]))
+    assert run(store.claim(anew, 1, ["a", "b"])) == ["a"]
+    run(store.remove_job("job"))
+    (unknown,) = run(store.put_counts([sequence(anew.epoch, "b", step=None)]))
+    assert isinstance(unknown, UnknownJob)
 
 
 def accounted_bytes(redis_url: str, job: JobRecord, step: int = 1) -> int:

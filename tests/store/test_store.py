@@ -8,7 +8,7 @@ from redis import Redis, ResponseError
 from harness.services import Loop
 from relibra.errors import Unavailable, Unsupported
 from relibra.store import EmbeddedRedis, Store
-from relibra.store.keys import JOBS, SCHEMA, SCHEMA_VERSION
+from relibra.store.keys import SCHEMA, SCHEMA_VERSION
 
 
 def test_an_empty_redis_is_marked_and_accepted_again(store: Store, run: Loop, redis_url: str) -> None:
@@ -32,17 +32,6 @@ def test_another_schema_is_refused(store: Store, run: Loop, redis_url: str, vers
         run(store.check())
     with pytest.raises(Unsupported, match=advice):
         run(store.check_schema())
-
-
-def test_L3_jobs_without_a_schema_version_are_of_older_planners_and_refused(
-    store: Store, run: Loop, redis_url: str
-) -> None:
-    with Redis.from_url(redis_url) as client:
-        client.sadd(JOBS, "job")
-        for check in (store.check, store.check_schema):
-            with pytest.raises(Unsupported, match=r"has jobs but no schema version: .* Stop those planners"):
-                run(check())
-        assert client.get(SCHEMA) is None
 
 
 def test_S3_what_else_redis_hides_does_not_hide_that_it_evicts(

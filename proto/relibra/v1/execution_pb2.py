@@ -26,7 +26,7 @@ from relibra.v1 import array_pb2 as relibra_dot_v1_dot_array__pb2
 from relibra.v1 import plan_pb2 as relibra_dot_v1_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1arelibra/v1/execution.proto\x12\nrelibra.v1\x1a\x16relibra/v1/array.proto\x1a\x15relibra/v1/plan.proto\"\xe8\x03\n\x16ReportExecutionRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12 \n\x05phase\x18\x03 \x01(\x0e\x32\x11.relibra.v1.Phase\x12\x10\n\x08\x65p_group\x18\x04 \x01(\r\x12\x0f\n\x07\x65p_rank\x18\x05 \x01(\r\x12(\n\x07\x61pplied\x18\x06 \x01(\x0b\x32\x12.relibra.v1.PlanIdH\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12(\n\rrealised_load\x18\x08 \x01(\x0b\x32\x11.relibra.v1.Array\x12\x1a\n\x12reorder_sent_bytes\x18\t \x01(\x04\x12\x1a\n\x12replica_sent_bytes\x18\n \x01(\x04\x12\x13\n\x0bplan_wait_s\x18\x0b \x01(\x01\x12\x11\n\treorder_s\x18\x0c \x01(\x01\x12\x16\n\x0ereplica_wait_s\x18\r \x01(\x01\x12!\n\x06\x63\x61uses\x18\x0e \x03(\x0e\x32\x11.relibra.v1.Cause\x12\r\n\x05\x65poch\x18\x0f \x01(\x06\x12\x12\n\nduration_s\x18\x10 \x01(\x01\x12\x15\n\rnum_processes\x18\x11 \x01(\r\x12&\n\x0b\x65xpert_load\x18\x12 \x01(\x0b\x32\x11.relibra.v1.ArrayB\n\n\x08_applied\"\x19\n\x17ReportExecutionResponse*E\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x13\n\x0fPHASE_RECOMPUTE\x10\x01\x12\x10\n\x0cPHASE_UPDATE\x10\x02*\xa8\x01\n\x05\x43\x61use\x12\x15\n\x11\x43\x41USE_UNSPECIFIED\x10\x00\x12\x0e\n\nCAUSE_LATE\x10\x01\x12\x0f\n\x0b\x43\x41USE_STALE\x10\x02\x12\x11\n\rCAUSE_INVALID\x10\x03\x12\x13\n\x0f\x43\x41USE_DISAGREED\x10\x04\x12\x10\n\x0c\x43\x41USE_UNDONE\x10\x05\x12\x16\n\x12\x43\x41USE_OTHER_LAUNCH\x10\x06\x12\x15\n\x11\x43\x41USE_UNSCHEDULED\x10\x07\x32n\n\x10\x45xecutionService\x12Z\n\x0fReportExecution\x12\".relibra.v1.ReportExecutionRequest\x1a#.relibra.v1.ReportExecutionResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1arelibra/v1/execution.proto\x12\nrelibra.v1\x1a\x16relibra/v1/array.proto\x1a\x15relibra/v1/plan.proto\"\xe8\x03\n\x16ReportExecutionRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12 \n\x05phase\x18\x03 \x01(\x0e\x32\x11.relibra.v1.Phase\x12\x10\n\x08\x65p_group\x18\x04 \x01(\r\x12\x0f\n\x07\x65p_rank\x18\x05 \x01(\r\x12(\n\x07\x61pplied\x18\x06 \x01(\x0b\x32\x12.relibra.v1.PlanIdH\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12(\n\rrealised_load\x18\x08 \x01(\x0b\x32\x11.relibra.v1.Array\x12\x1a\n\x12reorder_sent_bytes\x18\t \x01(\x04\x12\x1a\n\x12replica_sent_bytes\x18\n \x01(\x04\x12\x13\n\x0bplan_wait_s\x18\x0b \x01(\x01\x12\x11\n\treorder_s\x18\x0c \x01(\x01\x12\x16\n\x0ereplica_wait_s\x18\r \x01(\x01\x12!\n\x06\x63\x61uses\x18\x0e \x03(\x0e\x32\x11.relibra.v1.Cause\x12\r\n\x05\x65poch\x18\x0f \x01(\x06\x12\x12\n\nduration_s\x18\x10 \x01(\x01\x12\x15\n\rnum_processes\x18\x11 \x01(\r\x12&\n\x0b\x65xpert_load\x18\x12 \x01(\x0b\x32\x11.relibra.v1.ArrayB\n\n\x08_applied\"\x19\n\x17ReportExecutionResponse*E\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x13\n\x0fPHASE_RECOMPUTE\x10\x01\x12\x10\n\x0cPHASE_UPDATE\x10\x02*\xe8\x01\n\x05\x43\x61use\x12\x15\n\x11\x43\x41USE_UNSPECIFIED\x10\x00\x12\x0e\n\nCAUSE_LATE\x10\x01\x12\x0f\n\x0b\x43\x41USE_STALE\x10\x02\x12\x11\n\rCAUSE_INVALID\x10\x03\x12\x13\n\x0f\x43\x41USE_DISAGREED\x10\x04\x12\x10\n\x0c\x43\x41USE_UNDONE\x10\x05\x12\x16\n\x12\x43\x41USE_OTHER_LAUNCH\x10\x06\x12\x15\n\x11\x43\x41USE_UNSCHEDULED\x10\x07\x12\x13\n\x0f\x43\x41USE_MEASURING\x10\x08\x12\x14\n\x10\x43\x41USE_NOT_FASTER\x10\t\x12\x13\n\x0f\x43\x41USE_OBSERVING\x10\n2n\n\x10\x45xecutionService\x12Z\n\x0fReportExecution\x12\".relibra.v1.ReportExecutionRequest\x1a#.relibra.v1.ReportExecutionResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,11 +36,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PHASE']._serialized_start=607
   _globals['_PHASE']._serialized_end=676
   _globals['_CAUSE']._serialized_start=679
-  _globals['_CAUSE']._serialized_end=847
+  _globals['_CAUSE']._serialized_end=911
   _globals['_REPORTEXECUTIONREQUEST']._serialized_start=90
   _globals['_REPORTEXECUTIONREQUEST']._serialized_end=578
   _globals['_REPORTEXECUTIONRESPONSE']._serialized_start=580
   _globals['_REPORTEXECUTIONRESPONSE']._serialized_end=605
-  _globals['_EXECUTIONSERVICE']._serialized_start=849
-  _globals['_EXECUTIONSERVICE']._serialized_end=959
+  _globals['_EXECUTIONSERVICE']._serialized_start=913
+  _globals['_EXECUTIONSERVICE']._serialized_end=1023
 # @@protoc_insertion_point(module_scope)

@@ -24,6 +24,9 @@ class Cause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CAUSE_UNDONE: _ClassVar[Cause]
     CAUSE_OTHER_LAUNCH: _ClassVar[Cause]
     CAUSE_UNSCHEDULED: _ClassVar[Cause]
+    CAUSE_MEASURING: _ClassVar[Cause]
+    CAUSE_NOT_FASTER: _ClassVar[Cause]
+    CAUSE_OBSERVING: _ClassVar[Cause]
 PHASE_UNSPECIFIED: Phase
 PHASE_RECOMPUTE: Phase
 PHASE_UPDATE: Phase
@@ -35,6 +38,9 @@ CAUSE_DISAGREED: Cause
 CAUSE_UNDONE: Cause
 CAUSE_OTHER_LAUNCH: Cause
 CAUSE_UNSCHEDULED: Cause
+CAUSE_MEASURING: Cause
+CAUSE_NOT_FASTER: Cause
+CAUSE_OBSERVING: Cause
 
 class ReportExecutionRequest(_message.Message):
     __slots__ = ("job_id", "step", "phase", "ep_group", "ep_rank", "applied", "reason", "realised_load", "reorder_sent_bytes", "replica_sent_bytes", "plan_wait_s", "reorder_s", "replica_wait_s", "causes", "epoch", "duration_s", "num_processes", "expert_load")

@@ -32,14 +32,16 @@ class Cluster(_message.Message):
     def __init__(self, num_nodes: _Optional[int] = ..., gpus_per_node: _Optional[int] = ..., redundant_slots: _Optional[int] = ..., num_ep_groups: _Optional[int] = ...) -> None: ...
 
 class PlanParams(_message.Message):
-    __slots__ = ("seed", "min_tokens_per_replica", "cost")
+    __slots__ = ("seed", "min_tokens_per_replica", "cost", "homes_stay")
     SEED_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_PER_REPLICA_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
+    HOMES_STAY_FIELD_NUMBER: _ClassVar[int]
     seed: int
     min_tokens_per_replica: int
     cost: CostModel
-    def __init__(self, seed: _Optional[int] = ..., min_tokens_per_replica: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ...) -> None: ...
+    homes_stay: bool
+    def __init__(self, seed: _Optional[int] = ..., min_tokens_per_replica: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ..., homes_stay: bool = ...) -> None: ...
 
 class CostModel(_message.Message):
     __slots__ = ("expert_tokens", "expert_us", "token_size_bytes", "intra_node_bytes_per_us", "inter_node_bytes_per_us", "hidden_transfer_share", "host_us", "sends_once_per_node")

@@ -56,8 +56,28 @@ class SubmitScheduleRequest(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class SubmitScheduleResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("step",)
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    def __init__(self, step: _Optional[int] = ...) -> None: ...
+
+class ClaimSequencesRequest(_message.Message):
+    __slots__ = ("job_id", "step", "sequence_ids", "epoch")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    step: int
+    sequence_ids: _containers.RepeatedScalarFieldContainer[str]
+    epoch: int
+    def __init__(self, job_id: _Optional[str] = ..., step: _Optional[int] = ..., sequence_ids: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class ClaimSequencesResponse(_message.Message):
+    __slots__ = ("missing",)
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    missing: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, missing: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PackRequest(_message.Message):
     __slots__ = ("job_id", "step", "start", "length", "freedom", "keeps_counts", "token_budget", "epoch")
@@ -110,7 +130,7 @@ class FetchPlanResponse(_message.Message):
     def __init__(self, plan: _Optional[_Union[StepPlan, _Mapping]] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("id", "step", "digest", "home_rank", "num_micro_batches", "reason", "replica_count", "replica_expert", "replica_rank", "level")
+    __slots__ = ("id", "step", "digest", "home_rank", "num_micro_batches", "reason", "replica_count", "replica_expert", "replica_rank", "level", "expected_gain")
     ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +141,7 @@ class StepPlan(_message.Message):
     REPLICA_EXPERT_FIELD_NUMBER: _ClassVar[int]
     REPLICA_RANK_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_GAIN_FIELD_NUMBER: _ClassVar[int]
     id: PlanId
     step: int
     digest: bytes
@@ -131,7 +152,8 @@ class StepPlan(_message.Message):
     replica_expert: _array_pb2.Array
     replica_rank: _array_pb2.Array
     level: Level
-    def __init__(self, id: _Optional[_Union[PlanId, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[bytes] = ..., home_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., num_micro_batches: _Optional[int] = ..., reason: _Optional[str] = ..., replica_count: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_expert: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., level: _Optional[_Union[Level, str]] = ...) -> None: ...
+    expected_gain: float
+    def __init__(self, id: _Optional[_Union[PlanId, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[bytes] = ..., home_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., num_micro_batches: _Optional[int] = ..., reason: _Optional[str] = ..., replica_count: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_expert: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., level: _Optional[_Union[Level, str]] = ..., expected_gain: _Optional[float] = ...) -> None: ...
 
 class WatchPlansRequest(_message.Message):
     __slots__ = ("job_id", "epoch")

@@ -39,6 +39,11 @@ class PlanServiceStub(object):
                 request_serializer=relibra_dot_v1_dot_plan__pb2.SubmitScheduleRequest.SerializeToString,
                 response_deserializer=relibra_dot_v1_dot_plan__pb2.SubmitScheduleResponse.FromString,
                 _registered_method=True)
+        self.ClaimSequences = channel.unary_unary(
+                '/relibra.v1.PlanService/ClaimSequences',
+                request_serializer=relibra_dot_v1_dot_plan__pb2.ClaimSequencesRequest.SerializeToString,
+                response_deserializer=relibra_dot_v1_dot_plan__pb2.ClaimSequencesResponse.FromString,
+                _registered_method=True)
         self.Pack = channel.unary_unary(
                 '/relibra.v1.PlanService/Pack',
                 request_serializer=relibra_dot_v1_dot_plan__pb2.PackRequest.SerializeToString,
@@ -63,6 +68,13 @@ class PlanServiceServicer(object):
         """The trainer driver calls it when the rollout of a step has ended, and again when it knows the micro-batches. It is
         idempotent by (job_id, step) and returns when the schedule is durable; the plan follows. A schedule that says more
         replaces one that says less, and its plan replaces the other plan.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ClaimSequences(self, request, context):
+        """Trainer ranks call it before they report the sequences of a step, and then report only what the planner lacks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -97,6 +109,11 @@ def add_PlanServiceServicer_to_server(servicer, server):
                     servicer.SubmitSchedule,
                     request_deserializer=relibra_dot_v1_dot_plan__pb2.SubmitScheduleRequest.FromString,
                     response_serializer=relibra_dot_v1_dot_plan__pb2.SubmitScheduleResponse.SerializeToString,
+            ),
+            'ClaimSequences': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClaimSequences,
+                    request_deserializer=relibra_dot_v1_dot_plan__pb2.ClaimSequencesRequest.FromString,
+                    response_serializer=relibra_dot_v1_dot_plan__pb2.ClaimSequencesResponse.SerializeToString,
             ),
             'Pack': grpc.unary_unary_rpc_method_handler(
                     servicer.Pack,
@@ -141,6 +158,33 @@ class PlanService(object):
             '/relibra.v1.PlanService/SubmitSchedule',
             relibra_dot_v1_dot_plan__pb2.SubmitScheduleRequest.SerializeToString,
             relibra_dot_v1_dot_plan__pb2.SubmitScheduleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClaimSequences(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/relibra.v1.PlanService/ClaimSequences',
+            relibra_dot_v1_dot_plan__pb2.ClaimSequencesRequest.SerializeToString,
+            relibra_dot_v1_dot_plan__pb2.ClaimSequencesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -28,6 +28,12 @@ class PlanServiceStub:
     replaces one that says less, and its plan replaces the other plan.
     """
 
+    ClaimSequences: grpc.UnaryUnaryMultiCallable[
+        relibra.v1.plan_pb2.ClaimSequencesRequest,
+        relibra.v1.plan_pb2.ClaimSequencesResponse,
+    ]
+    """Trainer ranks call it before they report the sequences of a step, and then report only what the planner lacks."""
+
     Pack: grpc.UnaryUnaryMultiCallable[
         relibra.v1.plan_pb2.PackRequest,
         relibra.v1.plan_pb2.PackResponse,
@@ -57,6 +63,12 @@ class PlanServiceAsyncStub:
     idempotent by (job_id, step) and returns when the schedule is durable; the plan follows. A schedule that says more
     replaces one that says less, and its plan replaces the other plan.
     """
+
+    ClaimSequences: grpc.aio.UnaryUnaryMultiCallable[
+        relibra.v1.plan_pb2.ClaimSequencesRequest,
+        relibra.v1.plan_pb2.ClaimSequencesResponse,
+    ]
+    """Trainer ranks call it before they report the sequences of a step, and then report only what the planner lacks."""
 
     Pack: grpc.aio.UnaryUnaryMultiCallable[
         relibra.v1.plan_pb2.PackRequest,
@@ -89,6 +101,14 @@ class PlanServiceServicer(metaclass=abc.ABCMeta):
         idempotent by (job_id, step) and returns when the schedule is durable; the plan follows. A schedule that says more
         replaces one that says less, and its plan replaces the other plan.
         """
+
+    @abc.abstractmethod
+    def ClaimSequences(
+        self,
+        request: relibra.v1.plan_pb2.ClaimSequencesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[relibra.v1.plan_pb2.ClaimSequencesResponse, collections.abc.Awaitable[relibra.v1.plan_pb2.ClaimSequencesResponse]]:
+        """Trainer ranks call it before they report the sequences of a step, and then report only what the planner lacks."""
 
     @abc.abstractmethod
     def Pack(

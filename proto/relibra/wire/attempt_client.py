@@ -132,7 +132,10 @@ class AttemptClient:
         self,
         job_id: str,
         method: Callable[..., _Response],
-        request: plan_pb2.SubmitScheduleRequest | plan_pb2.PackRequest | plan_pb2.FetchPlanRequest,
+        request: plan_pb2.SubmitScheduleRequest
+        | plan_pb2.ClaimSequencesRequest
+        | plan_pb2.PackRequest
+        | plan_pb2.FetchPlanRequest,
         timeout_s: float | None = None,
     ) -> _Response:
         """Make a call that belongs to the attempt of this client.

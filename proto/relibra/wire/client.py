@@ -57,27 +57,43 @@ class PlannerClient(AttemptClient):
         )
         self._executions = execution_pb2_grpc.ExecutionServiceStub(self._channel)
 
+    def claim_sequences(self, job_id: str, step: int, sequence_ids: Sequence[str]) -> list[int]:
+        """Return the places of the sequences that the planner lacks for a step: report these, and no others.
+
+        A sequence that was reported without a step belongs to the step from now on.
+
+        Raises:
+            UnknownJob: register first.
+            StaleEpoch: the attempt of this client is over.
+        """
+        request = plan_pb2.ClaimSequencesRequest(
+            job_id=job_id, step=step, sequence_ids=sequence_ids, epoch=self._epoch(job_id)
+        )
+        return list(self._call_in_attempt(job_id, self._plans.ClaimSequences, request).missing)
+
     def submit_schedule(
         self,
         job_id: str,
-        step: int,
+        step: int | None,
         sequence_ids: Sequence[str],
         schedule: Schedule | None = None,
-    ) -> None:
-        """Submit what a step trains on; return when it is durable. `fetch_plan` returns the plan once it is made.
+    ) -> int:
+        """Submit what a step trains on; return the step when that is durable. `fetch_plan` returns the plan once made.
 
         A step that nobody submits is planned from the loads of earlier steps (level history).
 
         Args:
             job_id: the job.
-            step: the step. Submit it before its ranks begin it.
-            sequence_ids: the names of its sequences in the reports of their routing.
+            step: the step. Submit it before its ranks begin it. None for the step after all that were scheduled,
+                reported or trained, for callers that do not count steps.
+            sequence_ids: the names of its sequences in the reports of their routing. Reports without a step will do.
+                A sequence that is trained twice may be named twice.
             schedule: which of them share a micro-batch (level micro-batches). None: the planner plans for any
                 micro-batches of these sequences (level step), until a call with the schedule follows.
 
         Raises:
             UnknownJob: register first.
-            InvalidInput: a rank, group or array is wrong, or a sequence is scheduled twice.
+            InvalidInput: a rank, group or array is wrong.
             NotFound: scheduled sequences were never reported; the text names the first ones.
             Conflict: the step has another schedule already, which says as much as this one or more.
             StaleEpoch: the attempt of this client is over: another launch trains the job now.
@@ -90,7 +106,7 @@ class PlannerClient(AttemptClient):
             schedule=messages.encode_schedule(list(sequence_ids), schedule),
             epoch=self._epoch(job_id),
         )
-        self._call_in_attempt(job_id, self._submit, request)
+        return int(self._call_in_attempt(job_id, self._submit, request).step)
 
     def _submit(
         self, request: plan_pb2.SubmitScheduleRequest, timeout: float | None = None

@@ -50,6 +50,7 @@ def encode_registration(
             seed=params.seed,
             min_tokens_per_replica=params.min_tokens_per_replica,
             cost=None if params.cost is None else job_pb2.CostModel(**asdict(params.cost)),
+            homes_stay=params.homes_stay,
         ),
         known_epoch=known_epoch,
         token=launch.token,
@@ -115,6 +116,7 @@ def decode_registration(
         seed=request.params.seed,
         min_tokens_per_replica=request.params.min_tokens_per_replica,
         cost=_read(CostModel, cost) if request.params.HasField("cost") else None,
+        homes_stay=request.params.homes_stay,
     )
     return job_id, model, cluster, params
 
@@ -140,15 +142,11 @@ def decode_sequences(message: plan_pb2.Schedule) -> list[str]:
     """Read the sequences of a step.
 
     Raises:
-        InvalidInput: there are none, or a sequence appears twice.
+        InvalidInput: there are none.
     """
     sequence_ids = list(message.sequence_ids)
     if not sequence_ids:
         raise InvalidInput.of("schedule", expected="at least one sequence", got="none")
-    if len(set(sequence_ids)) != len(sequence_ids):
-        seen: set[str] = set()
-        twice = next(each for each in sequence_ids if each in seen or seen.add(each))  # type: ignore[func-returns-value]
-        raise InvalidInput.of("schedule.sequence_ids", expected="each sequence once", got=f"{twice!r} twice")
     return sequence_ids
 
 
@@ -161,7 +159,7 @@ def decode_schedule(message: plan_pb2.Schedule, cluster: Cluster) -> tuple[list[
     """Read a schedule with micro-batches for `cluster`.
 
     Raises:
-        InvalidInput: an array is malformed, a sequence appears twice, or a rank or group does not exist.
+        InvalidInput: an array is malformed, or a rank or group does not exist.
     """
     sequence_ids = decode_sequences(message)
     shape = (len(sequence_ids),)
@@ -233,22 +231,14 @@ def decode_step_plan(message: plan_pb2.StepPlan, model: Model) -> StepPlan:
         num_micro_batches=message.num_micro_batches,
         reason=message.reason,
         level=decode_level(message.level),
+        expected_gain=message.expected_gain,
     )
 
 
 _MAX_PROCESSES = 1 << 16
 """Far more processes than a report can speak for: it would falsify the GPU-hours of its job for good."""
 _PHASES = {Phase.RECOMPUTE: execution_pb2.PHASE_RECOMPUTE, Phase.UPDATE: execution_pb2.PHASE_UPDATE}
-_CAUSES = {
-    Cause.UNSPECIFIED: execution_pb2.CAUSE_UNSPECIFIED,
-    Cause.LATE: execution_pb2.CAUSE_LATE,
-    Cause.STALE: execution_pb2.CAUSE_STALE,
-    Cause.INVALID: execution_pb2.CAUSE_INVALID,
-    Cause.DISAGREED: execution_pb2.CAUSE_DISAGREED,
-    Cause.UNDONE: execution_pb2.CAUSE_UNDONE,
-    Cause.OTHER_LAUNCH: execution_pb2.CAUSE_OTHER_LAUNCH,
-    Cause.UNSCHEDULED: execution_pb2.CAUSE_UNSCHEDULED,
-}
+_CAUSES = {cause: getattr(execution_pb2, f"CAUSE_{cause.name}") for cause in Cause}
 _CAUSE_OF_NUMBER = {number: cause for cause, number in _CAUSES.items()}
 
 

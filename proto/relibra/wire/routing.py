@@ -24,7 +24,7 @@ _MAX_EPOCH_DIGITS = 20
 _ATTEMPT_KEY = "relibra-attempt"
 
 
-def check_name(step: int, sequence_id: str, policy_versions: tuple[int, int] | None = None) -> None:
+def check_name(step: int | None, sequence_id: str, policy_versions: tuple[int, int] | None = None) -> None:
     """Return if a report may have these names and numbers.
 
     Raises:
@@ -40,7 +40,8 @@ def check_name(step: int, sequence_id: str, policy_versions: tuple[int, int] | N
         raise InvalidInput.of(
             "sequence_id", expected=f"1 to {MAX_SEQUENCE_ID_SIZE_BYTES} bytes", got=f"{size_bytes} bytes"
         )
-    for field, number in (("step", step), *(("policy_versions", each) for each in policy_versions or ())):
+    numbers = [("policy_versions", version) for version in policy_versions or ()]
+    for field, number in numbers if step is None else [("step", step), *numbers]:
         if not isinstance(number, int | np.integer) or not 0 <= number <= _MAX_NUMBER:
             raise InvalidInput.of(field, expected=f"a whole number from 0 to {_MAX_NUMBER}", got=repr(number))
 
@@ -48,7 +49,7 @@ def check_name(step: int, sequence_id: str, policy_versions: tuple[int, int] | N
 def encode_sequence(
     ordinal: int,
     job_id: str,
-    step: int,
+    step: int | None,
     sequence_id: str,
     num_rows: int,
     counts_LE: NDArray[np.unsignedinteger],
@@ -71,6 +72,11 @@ def encode_sequence(
     )
 
 
+def step_of(request: routing_pb2.ReportRoutingRequest) -> int | None:
+    """Return the step that trains on a sequence; None if its report does not know it."""
+    return request.step if request.HasField("step") else None
+
+
 def decode_counts(request: routing_pb2.ReportRoutingRequest, model: Model) -> NDArray[np.unsignedinteger]:
     """Read the counts `[L, E]` of one sequence of a job with `model`, in the narrowest dtype that holds them.
 
@@ -80,7 +86,7 @@ def decode_counts(request: routing_pb2.ReportRoutingRequest, model: Model) -> ND
         InvalidInput: the name or length of the sequence is out of range; the array is malformed, not of the model's
             shape; or a layer does not count every row `top_k` times.
     """
-    check_name(request.step, request.sequence_id)
+    check_name(step_of(request), request.sequence_id)
     if request.num_rows > MAX_NUM_ROWS:
         raise InvalidInput.of("num_rows", expected=f"at most {MAX_NUM_ROWS}", got=request.num_rows)
     counts_LE: NDArray[np.unsignedinteger] = array.decode(

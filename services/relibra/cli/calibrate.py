@@ -16,8 +16,8 @@ from relibra.cli.output import AsJson, open_console, print_json, print_rows, wri
 from relibra.errors import InvalidInput
 from relibra.evaluation import calibration
 from relibra.evaluation.calibration import Measurement, read_measurements
-from relibra.evaluation.dispatcher import DispatchDtype, Dispatcher
 from relibra.planning.cost import CostModel
+from relibra.planning.machines.dispatcher import DispatchDtype, Dispatcher
 
 _ROWS: dict[str, Callable[[CostModel, int], str]] = {
     "an expert with one token": lambda cost, _: f"{cost.compute_us(1):.1f} us",

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from relibra.evaluation.calibration import read_cost
-from relibra.evaluation.dispatcher import DispatchDtype, Dispatcher
-from relibra.evaluation.hardware import HARDWARE, hardware_of
 from relibra.evaluation.model_presets import MODELS, model_shape
 from relibra.evaluation.question import Question
 from relibra.planning import Cluster
+from relibra.planning.machines.dispatcher import DispatchDtype, Dispatcher
+from relibra.planning.machines.hardware import HARDWARE, hardware_of
 from relibra.planning.plan import Level
 from relibra.routing import read_trace
 

@@ -166,8 +166,8 @@ def _print_phase(console: Console, phase: dict[str, Any]) -> None:
     console.print(
         f"{phase['phase']}: {phase['num_applied']} of {phase['num_expected']} ranks executed {plan}{_realised(phase)}"
     )
-    if phase["num_unscheduled"]:
-        console.print(f"  {phase['num_unscheduled']} kept what they had: nothing was planned yet")
+    for cause, number in phase["intended"].items():
+        console.print(f"  {number} were to apply no plan: {cause}")
     for cause, number in phase["fallbacks"].items():
         console.print(f"  {number} kept the last plan: {cause}", style="yellow")
 

@@ -1,8 +1,9 @@
 """`relibra status`: the HTTP service, on an existing Redis."""
 
 import asyncio
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -44,11 +45,18 @@ def status(
     asyncio.run(_serve(settings, ready_file))
 
 
+def _compare_ways(*loads: Any) -> dict[str, float]:
+    from relibra.evaluation.ways import compare_ways  # loads numba, which most services never need
+
+    return compare_ways(*loads)
+
+
 async def _serve(settings: "StatusSettings", ready_file: Path | None) -> None:
     from relibra.status.serve import StatusServer
 
     stop = service.stop_requested()
-    server = StatusServer(settings)
+    # Pages say where the packages of relibra[planner] are missing.
+    server = StatusServer(settings, _compare_ways if find_spec("numba") else None)
     await server.start()
     service.announce("status", server.url, ready_file)
     serving = asyncio.create_task(server.run())

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from relibra.errors import InvalidInput
-from relibra.evaluation.dispatcher import DispatchDtype, Dispatcher
 from relibra.planning.cost import CostModel
+from relibra.planning.machines.dispatcher import DispatchDtype, Dispatcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.evaluation.assignment import Assignment
-from relibra.evaluation.constants import Constants
 from relibra.evaluation.model_shape import ModelShape
 from relibra.planning.job import Cluster
 from relibra.planning.load import StepLoad
+from relibra.planning.machines.constants import Constants
 
 
 def reached(share: NDArray[np.floating], model: ModelShape) -> NDArray[np.float64]:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 
-from relibra.evaluation.constants import Constants
-from relibra.evaluation.range import Range
+from relibra.planning.machines.constants import Constants
+from relibra.planning.machines.range import Range
 
 
 @dataclass(frozen=True, slots=True)

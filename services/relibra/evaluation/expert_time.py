@@ -11,10 +11,10 @@ L layers, M rows, R EP ranks, Q experts of ranks.
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.evaluation.constants import Constants
 from relibra.evaluation.model_shape import ModelShape
 from relibra.evaluation.work import Work
 from relibra.planning.cost import CostModel
+from relibra.planning.machines.constants import Constants
 
 _TILE_COLUMNS = 128
 """DeepGEMM and CUTLASS choose 64 to 256; 128 beside 128 rows is usual on Hopper."""

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from relibra.errors import InvalidInput
+from relibra.planning.cost import BF16_BYTES
 from relibra.planning.job import Model
 from relibra.routing.config_numbers import number
-from relibra.routing.model_config import BF16_BYTES, EXPERT_WIDTHS, STATE_BYTES_PER_PARAMETER, layers_of_config
+from relibra.routing.model_config import EXPERT_WIDTHS, STATE_BYTES_PER_PARAMETER, layers_of_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

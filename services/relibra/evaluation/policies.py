@@ -18,7 +18,7 @@ from relibra.evaluation.baselines.eplb import eplb
 from relibra.evaluation.baselines.ultraep import ultraep
 from relibra.evaluation.renaming import renamed
 from relibra.evaluation.workload import Workload
-from relibra.planning.expected.loads import micro_batches_of, seen_load
+from relibra.planning.expected.loads import deal_often, seen_load
 from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import StepLoad
 from relibra.planning.packing.pack import pack
@@ -56,10 +56,8 @@ class Situation:
         match self.level:
             case Level.HISTORY:
                 return seen_load(self.previous.load.load_MLE, self.cluster)
-            case Level.STEP:  # another deal of the same sequences
-                order_S = np.random.default_rng(0).permutation(len(self.workload.counts_SLE))
-                dealt_MLE = micro_batches_of(self.workload.counts_SLE[order_S], self.workload.schedule.row_S)
-                return seen_load(dealt_MLE, self.cluster)
+            case Level.STEP:  # other deals of the same sequences
+                return seen_load(deal_often(self.workload.counts_SLE, self.cluster), self.cluster)
             case Level.MICRO_BATCHES:
                 return None
 

@@ -4,13 +4,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from relibra.evaluation.dispatcher import DispatchDtype, Dispatcher
-from relibra.evaluation.hardware import Hardware
 from relibra.evaluation.model_shape import ModelShape
 from relibra.evaluation.routing_statistics import RoutingStatistics
 from relibra.evaluation.training import Training
 from relibra.evaluation.workload import Workload, drawn, tiled
 from relibra.planning.job import Cluster
+from relibra.planning.machines.dispatcher import DispatchDtype, Dispatcher
+from relibra.planning.machines.hardware import Hardware
 from relibra.routing.trace import RoutingTrace
 from relibra.routing.trace_sets import take_sequences
 

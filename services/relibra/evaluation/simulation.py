@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from relibra.errors import InvalidInput
-from relibra.evaluation.constants import Constants
 from relibra.evaluation.estimate import Estimate, estimate
 from relibra.evaluation.policies import POLICIES, PUBLISHED, Decision, Policy, Situation
 from relibra.evaluation.step_time import StepTime, balanced_time_of, sent_bytes, time_of
@@ -15,6 +14,7 @@ from relibra.evaluation.work import even_work, work_of
 from relibra.evaluation.workload import Workload
 from relibra.planning.job import PlanParams
 from relibra.planning.load import imbalance
+from relibra.planning.machines.constants import Constants
 from relibra.planning.plan import Level
 
 

@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 
 from relibra.evaluation.assignment import Assignment, Known
 from relibra.evaluation.cell_time import Cells, cells_of
-from relibra.evaluation.constants import GRADIENT_BYTES_PER_WEIGHT_BYTE
-from relibra.evaluation.dispatcher import NUM_FORWARDS
 from relibra.evaluation.training import Training
 from relibra.evaluation.work import Work, even_work, work_of
 from relibra.planning.load import StepLoad
+from relibra.planning.machines.constants import GRADIENT_BYTES_PER_WEIGHT_BYTE
+from relibra.planning.machines.dispatcher import NUM_FORWARDS
 
 _KERNEL_US = 37.0
 """The time of UltraEP's kernel that maps the router's output to copies, once in a forward pass (README: 36 to 39).

@@ -1,16 +1,17 @@
 """A simulated training job: model, machines, and how it trains."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from relibra.evaluation.constants import GRADIENT_BYTES_PER_WEIGHT_BYTE, Constants, middles, ranges_of
-from relibra.evaluation.dispatcher import DispatchDtype, Dispatcher
-from relibra.evaluation.hardware import Hardware
 from relibra.evaluation.model_shape import ModelShape
-from relibra.evaluation.range import Range
-from relibra.planning.cost import WEIGHT_TRANSFERS, CostModel
+from relibra.planning.cost import CostModel
 from relibra.planning.job import Cluster
+from relibra.planning.machines.constants import Constants, middles, ranges_of
+from relibra.planning.machines.dispatcher import DispatchDtype, Dispatcher
+from relibra.planning.machines.hardware import Hardware
+from relibra.planning.machines.job_cost import job_cost
+from relibra.planning.machines.range import Range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,23 +59,11 @@ class Training:
 
     @property
     def planning_cost(self) -> CostModel:
-        """The cost model that planning gets. The time that a transfer takes from attention counts as not hidden."""
-        constants, model = self.constants, self.model
-        forwards = WEIGHT_TRANSFERS - GRADIENT_BYTES_PER_WEIGHT_BYTE
-        taken = forwards * constants.weight_sm_share + constants.return_weights * constants.gradient_sm_share
-        return replace(
-            self.hardware.measured or _computed(model, constants),
-            token_size_bytes=self.token_size_bytes,
-            intra_node_bytes_per_us=constants.weight_bytes_per_us,
-            inter_node_bytes_per_us=constants.dispatch_across_bytes_per_us,
-            hidden_transfer_share=max(0.0, 1 - taken / WEIGHT_TRANSFERS),
-            host_us=constants.host_us,
-            sends_once_per_node=self.dispatcher.sends_once_per_node,
+        """The cost model that planning gets, as a job of a plug-in registers it."""
+        return job_cost(
+            self.constants,
+            self.model.expert_weight_size_bytes,
+            self.token_size_bytes,
+            self.dispatcher,
+            self.hardware.measured,
         )
-
-
-def _computed(model: ModelShape, constants: Constants) -> CostModel:
-    """Return the times of one expert: it reads its weights once and computes every token. Planning ignores tiles."""
-    read_us = model.expert_weight_size_bytes / constants.hbm_bytes_per_us
-    us_per_token = 2 * model.expert_parameters / constants.flop_per_us
-    return CostModel(expert_tokens=(0.0, 1024.0), expert_us=(read_us, read_us + 1024 * us_per_token))

@@ -3,13 +3,18 @@
 In:   registrations, routing reports, schedules and execution reports; each is checked before any part of it is kept.
 Out:  acknowledgements once data is durable, and one published plan for every scheduled step.
 
+The way of a call, and of what it brings:
+
+    serve    call -> caller (access) -> admitted (limits) -> message read and parsed (message_reader) -> its service,
+             which checks it, keeps it in the store, and answers
+    loop     pending step -> its job's turn (queue) -> lease -> solve -> publish -> old steps expire
+    solve    the worker processes, and what they do: read from the store, solve or pack, check, encode
+    serve    published plan -> plan_cache -> every rank; step_watch and plan_notifier wake the calls that wait for it
+
+    limits   the numbers: admission has the limiters of a planner and the sizes of requests, solve_size those of
+             schedules, large_messages what is worked on beside the event loop, machine what the container has room for
     server   binds the services to an address, starts and drains
-    serve    one gRPC service per file; who calls; what callers wait for
-    loop     pending step -> lease -> solve -> publish; jobs take turns, and a step that fails stops no other step
-    solve    the worker processes, and what they do: read, solve, check, encode
-    limits   how large a request may be, how fast a job may send, how many calls it may have open
-    plan_notifier   wakes the calls that wait for a plan
-    settings, metrics, probes   the planner's settings, its figures, what orchestrators ask it
+    settings, metrics   the planner's settings; its figures, and the probes of orchestrators
 
 Any number of planners may serve one store, and each of them serves every job. One planner at a time holds the lease on
 solving for a job, and Redis itself compares and sets when a plan is published.

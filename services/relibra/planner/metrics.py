@@ -1,9 +1,10 @@
-"""The figures of one planner for Prometheus; the status service has those of jobs."""
+"""The figures of one planner for Prometheus, and its probes; the status service has the figures of jobs."""
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
@@ -11,11 +12,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make
 from prometheus_client.exposition import ThreadingWSGIServer
 
 from relibra.errors import Unavailable
-from relibra.planner.probes import Probes
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
+HUNG_AFTER_S = 10.0
+"""How long the event loop may stand still before the planner counts as hung; no load holds it up for so long."""
 _CALL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 60)
 _SOLVE_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120)
 _LAG_INTERVAL_S = 0.1
@@ -49,82 +51,46 @@ _OUTCOMES = ("published", "failed", "crashed", OUT_OF_MEMORY)
 class Metrics:
     """Counters and histograms. Labels take few values: methods, error classes, outcomes."""
 
-    def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self._show = make_wsgi_app(self._registry)
-        registry = self._registry
-        self.call_s = Histogram(
-            "relibra_planner_call_seconds",
-            "Calls that were answered.",
-            ["method"],
-            buckets=_CALL_BUCKETS_S,
-            registry=registry,
-        )
-        self.refused = Counter(
-            "relibra_planner_refused_total", "Calls that ended in an error.", ["method", "error"], registry=registry
-        )
-        self.limited = Counter(
-            "relibra_planner_limited_total", "Calls and sequences that a limit refused.", ["limit"], registry=registry
-        )
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"relibra_planner_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"relibra_planner_{name}", text, registry=registry)
+
+        def seconds(name: str, text: str, buckets_s: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"relibra_planner_{name}_seconds", text, labels, buckets=buckets_s, registry=registry)
+
+        self.call_s = seconds("call", "Calls that were answered.", _CALL_BUCKETS_S, "method")
+        self.refused = counter("refused", "Calls that ended in an error.", "method", "error")
+        self.limited = counter("limited", "Calls and sequences that a limit refused.", "limit")
+        self.open_calls = gauge("open_calls", "Open calls and streams.")
+        self.sequences = counter("sequences", "Sequences reported, by what became of them.", "outcome")
+        self.refused_sequences = counter("sequences_refused", "Refused sequences, by error.", "error")
+        self.ingested_bytes = counter("ingested_bytes", "Size of sequences reported.")
+        self.streams = gauge("ingest_streams", "Open streams of rollout workers.")
+        self.solves = counter("solves", "Solves, by how they ended.", "outcome")
+        self.solve_s = seconds("solve", "From lease to plan in hand.", _SOLVE_BUCKETS_S)
+        waits = "How long jobs with a step to solve waited for a free solver."
+        self.queue_wait_s = seconds("queue_wait", waits, _SOLVE_BUCKETS_S)
+        self.publish_s = seconds("publish", "Publishing.", _CALL_BUCKETS_S)
+        self.expired_steps = counter("expired_steps", "Steps whose full data expired, by cause.", "cause")
+        self.lag_s = seconds("event_loop_lag", "How late the event loop was.", _CALL_BUCKETS_S)
+        ready = "1 while Redis answers and may keep the state of jobs, and the solver is warm."
+        self._ready = gauge("ready", ready)
+        unfit = "1 while Redis may evict keys or holds another schema, so that nothing is acknowledged."
+        self.redis_unfit = gauge("redis_unfit", unfit)
+        self.redis_emptied = counter("redis_emptied", "How often Redis had lost everything.")
         for limit in LIMITS:
             self.limited.labels(limit)
-        self.open_calls = Gauge("relibra_planner_open_calls", "Open calls and streams.", registry=registry)
-        self.sequences = Counter(
-            "relibra_planner_sequences_total",
-            "Sequences reported, by what became of them.",
-            ["outcome"],
-            registry=registry,
-        )
-        self.refused_sequences = Counter(
-            "relibra_planner_sequences_refused_total", "Refused sequences, by error.", ["error"], registry=registry
-        )
-        self.ingested_bytes = Counter(
-            "relibra_planner_ingested_bytes_total", "Size of sequences reported.", registry=registry
-        )
-        self.streams = Gauge("relibra_planner_ingest_streams", "Open streams of rollout workers.", registry=registry)
-        self.solves = Counter(
-            "relibra_planner_solves_total", "Solves, by how they ended.", ["outcome"], registry=registry
-        )
         for outcome in _OUTCOMES:
             self.solves.labels(outcome)
-        self.solve_s = Histogram(
-            "relibra_planner_solve_seconds", "From lease to plan in hand.", buckets=_SOLVE_BUCKETS_S, registry=registry
-        )
-        self.queue_wait_s = Histogram(
-            "relibra_planner_queue_wait_seconds",
-            "How long jobs with a step to solve waited for a free solver.",
-            buckets=_SOLVE_BUCKETS_S,
-            registry=registry,
-        )
-        self.expired_steps = Counter(
-            "relibra_planner_expired_steps_total",
-            "Steps whose full data expired, by cause.",
-            ["cause"],
-            registry=registry,
-        )
-        self.publish_s = Histogram(
-            "relibra_planner_publish_seconds", "Publishing.", buckets=_CALL_BUCKETS_S, registry=registry
-        )
-        self.lag_s = Histogram(
-            "relibra_planner_event_loop_lag_seconds",
-            "How late the event loop was.",
-            buckets=_CALL_BUCKETS_S,
-            registry=registry,
-        )
-        self.ready = Gauge(
-            "relibra_planner_ready",
-            "1 while Redis answers and may keep the state of jobs, and the solver is warm.",
-            registry=registry,
-        )
-        self.redis_unfit = Gauge(
-            "relibra_planner_redis_unfit",
-            "1 while Redis may evict keys or holds another schema, so that nothing is acknowledged.",
-            registry=registry,
-        )
-        self.redis_emptied = Counter(
-            "relibra_planner_redis_emptied_total", "How often Redis had lost everything.", registry=registry
-        )
-        self._probes = Probes()
+        self._show = make_wsgi_app(registry)
+        self._clock = clock
+        self._ran_at = clock()
+        self._not_ready = "Redis was not asked yet"
 
     def serve(self, host: str, port: int) -> int:
         """Serve `/metrics`, `/readyz` and `/livez` from a thread; return the port.
@@ -142,7 +108,7 @@ class Metrics:
         return server.server_port
 
     def _answer(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
-        answer = self._probes.answer(environ["PATH_INFO"])
+        answer = self.probe(environ["PATH_INFO"])
         if answer is None:
             shown: Iterable[bytes] = self._show(environ, start_response)
             return shown
@@ -150,16 +116,38 @@ class Metrics:
         start_response("200 OK" if is_well else "503 Service Unavailable", [("Content-Type", "text/plain")])
         return [f"{line}\n".encode()]
 
+    def probe(self, path: str) -> tuple[bool, str] | None:
+        """Answer an orchestrator: `/livez`, whether to let the planner be, and `/readyz`, whether to send it calls.
+
+        The event loop writes what threads of the metrics server answer. A planner that was stopped, or that is stuck in
+        compiled code, answers nothing at all, which orchestrators count as not alive.
+
+        Returns:
+            Whether the planner is well, and a line that says so or why not; None if `path` is no probe.
+        """
+        if path not in ("/livez", "/readyz"):
+            return None
+        still_s = self._clock() - self._ran_at
+        if still_s > HUNG_AFTER_S:
+            return False, f"the event loop has not run for {still_s:.0f} s"
+        if path == "/livez":
+            return True, "alive"
+        return not self._not_ready, f"not ready: {self._not_ready}" if self._not_ready else "ready"
+
     def tell_ready(self, reason: str) -> None:
         """Let `/metrics` and `/readyz` say that the planner is ready, or why it is not."""
-        self._probes.tell_ready(reason)
-        self.ready.set(not reason)
+        self._not_ready = reason
+        self._ready.set(not reason)
+
+    def beat(self) -> None:
+        """Let `/livez` know that the event loop runs."""
+        self._ran_at = self._clock()
 
     async def watch_event_loop(self) -> None:
-        """Measure how late a timer fires, and let `/livez` know that it fires, until cancelled."""
+        """Measure how late a timer fires, and note that it fires, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            self._probes.beat()
+            self.beat()
             due = loop.time() + _LAG_INTERVAL_S
             await asyncio.sleep(_LAG_INTERVAL_S)
             self.lag_s.observe(max(0.0, loop.time() - due))

@@ -12,10 +12,8 @@ import grpc.aio
 
 from relibra.errors import RelibraError, Unavailable
 from relibra.planner.limits.admission import MAX_CALLS, Admission, max_part_size_bytes
-from relibra.planner.limits.container_cores import container_cores, with_threads
-from relibra.planner.limits.container_memory import container_limit_bytes, fitted
 from relibra.planner.limits.large_messages import SWITCH_INTERVAL_S
-from relibra.planner.limits.redis_memory import tell_of_room
+from relibra.planner.limits.machine import container_bytes, container_cores, tell_of_room, with_memory, with_threads
 from relibra.planner.loop.planning_loop import PlanningLoop
 from relibra.planner.loop.step_expiry import StepExpiry
 from relibra.planner.metrics import Metrics
@@ -81,7 +79,7 @@ class PlannerServer:
             Unsupported: Redis holds a schema that this relibra cannot read, or may evict keys.
             InvalidInput: a TLS file cannot be used.
         """
-        settings = fitted(self._settings, container_limit_bytes())
+        settings = with_memory(self._settings, container_bytes())
         settings = self._settings = with_threads(settings, container_cores(), len(os.sched_getaffinity(0)))
         self._store = Store.open(settings.redis_url)
         self._metrics = Metrics()
@@ -98,13 +96,7 @@ class PlannerServer:
             await self._store.close()
             raise
         machine_code.provide()
-        self._solver = SolverPool(
-            settings.redis_url,
-            timeout_s=settings.solve_timeout_s,
-            memory_bytes=settings.solver_memory_bytes,
-            num_solvers=settings.num_solvers,
-            num_threads=settings.num_solver_threads or 1,
-        )
+        self._solver = SolverPool(settings)
         self._loop = PlanningLoop(self._store, self._solver, self._notifier, self._metrics, settings)
         self._health = Health(self._store, self._metrics, SERVICES, lambda: self._solver.obstacle)
         self._add_services()

@@ -10,7 +10,7 @@ Defaults are for nodes of 8 H100 or H200 and come from `CostModel.of_expert`:
 - 2.7 TB/s of HBM, 80 % of an H100's 3.35: an expert with few tokens still reads all its weights.
 - 360 GB/s per direction inside a node, 80 % of NVLink 4's 450: 371 to 380 are measured on H100 (NVIDIA/nccl#1264).
 - 45 GB/s per GPU between nodes, 90 % of one 400 Gb/s adapter: 41 to 46 is what DeepEP reaches. An all-to-all of NCCL
-  reaches 19 to 44 (`relibra.evaluation.dispatcher` has the sources); a job that uses one registers its own rate.
+  reaches 19 to 44 (`relibra.planning.machines.dispatcher` has the sources); a job that uses one registers its own rate.
 - 90 % of a replica's transfer is hidden: plans are known ahead, and the attention of one layer lasts several times as
   long as filling two slots over NVLink (52 of 2100 us for a 30B model, 210 of 5700 us for a 235B one).
 
@@ -26,9 +26,9 @@ from math import isfinite
 
 from relibra.errors import InvalidInput
 
+BF16_BYTES = 2
 _FLOP_PER_US = 400e6
 _HBM_BYTES_PER_US = 2.7e6
-_WEIGHT_BYTES_PER_PARAMETER = 2
 _FREE = 1e30
 
 _FORWARD_PASSES = 4
@@ -113,7 +113,7 @@ class CostModel:
     def of_expert(cls, weight_size_bytes: int, token_size_bytes: float = 0.0) -> "CostModel":
         """Return the defaults for H100-class nodes and experts whose bf16 weights have this size."""
         read_us = weight_size_bytes / _HBM_BYTES_PER_US
-        flop_per_token = 2 * weight_size_bytes / _WEIGHT_BYTES_PER_PARAMETER
+        flop_per_token = 2 * weight_size_bytes / BF16_BYTES
         us_per_token = max(flop_per_token, 1.0) / _FLOP_PER_US
         return cls(
             expert_tokens=(0.0, 1024.0),

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.planning.job import Cluster
-from relibra.planning.load import imbalance
+from relibra.planning.load import imbalance, overload_factor
 from relibra.planning.step_plan import PlanId
 
 _MAX_REASONS = 3
@@ -39,7 +39,7 @@ class Phase(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a rank kept the last plan. Programs count and decide by these values."""
+    """Why a rank applied no plan. Programs count and decide by these values."""
 
     LATE = "late"
     """A rank had no plan in time."""
@@ -55,8 +55,18 @@ class Cause(StrEnum):
     """Another launch trains the job: the attempt of a rank is over, or was never admitted."""
     UNSCHEDULED = "unscheduled"
     """Nobody scheduled the step, and ranks have no plan from history, or not all of them have the newest."""
+    MEASURING = "measuring"
+    """The ranks run the step plain, to measure whether planned steps are faster."""
+    NOT_FASTER = "not_faster"
+    """The ranks run steps plain, because planned ones were measured not to be faster (N1)."""
+    OBSERVING = "observing"
+    """The job only observes: it moves and copies nothing."""
     UNSPECIFIED = "unspecified"
     """The agent runs another version of relibra, and this one does not know the cause."""
+
+
+INTENDED = (Cause.UNSCHEDULED, Cause.MEASURING, Cause.NOT_FASTER, Cause.OBSERVING)
+"""The causes that alone are no fallback: no rank was to have a plan of the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +125,7 @@ class ExecutionReport(PhaseFigures):
     expert_load_NLE: NDArray[np.unsignedinteger] = field(default_factory=lambda: np.zeros((0, 0, 0), dtype=np.uint8))
     """The same by expert, in the micro-batches of `sampled`; the sum over ranks is the load of these micro-batches."""
     causes: tuple[Cause, ...] = ()
-    """All causes of the fallback, each once. Empty where a plan was applied."""
+    """Why no plan was applied: all causes, each once. Empty where one was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +139,8 @@ class PhaseSummary(PhaseFigures):
     """Ranks that have reported."""
     num_applied: int
     """Ranks that applied the plan."""
-    num_unscheduled: int = 0
-    """Ranks that kept the last plan for no other reason than that nobody scheduled the step. That is no fallback."""
+    intended: dict[Cause, int] = field(default_factory=dict)
+    """The number of ranks that applied no plan for one cause of `INTENDED` alone, which is no fallback."""
     applied: PlanId | None = None
     """The plan that ranks applied. Where nobody scheduled the step, it may be the plan of an earlier step."""
     fallbacks: dict[Cause, int]
@@ -140,13 +150,15 @@ class PhaseSummary(PhaseFigures):
     imbalance_plain: float | None
     """What the imbalance would have been under the identity placement without replicas, in the micro-batches of
     `sampled`; None where `imbalance` is."""
+    overload_plain: float | None = None
+    """How many times the mean load of ranks the hottest rank would then have had, in the cell where that is most."""
     num_token_copies: int | None
     """Token copies that all ranks computed; None where a report is missing."""
 
     @property
     def num_fallbacks(self) -> int:
         """Ranks that kept the last plan, although the step was to have one."""
-        return self.num_reports - self.num_applied - self.num_unscheduled
+        return self.num_reports - self.num_applied - sum(self.intended.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +169,7 @@ class Execution(PhaseSummary):
     missing: tuple[tuple[int, int], ...]
     """(EP group, rank) of every rank that did not report, in order."""
     reasons: tuple[str, ...]
-    """The first few different reasons of the ranks that fell back."""
+    """The first few different reasons of the ranks that applied no plan."""
     rank_tokens: tuple[int | None, ...]
     """Token copies of every EP rank, summed over groups, micro-batches and layers; None where a report is missing."""
 
@@ -193,15 +205,20 @@ def _everyone(num_ep_groups: int, num_ranks: int) -> tuple[tuple[int, int], ...]
     return tuple((group, rank) for group in range(num_ep_groups) for rank in range(num_ranks))
 
 
+def _in_order(causes: Counter[Cause]) -> dict[Cause, int]:
+    return {cause: causes[cause] for cause in Cause if cause in causes}
+
+
 class _PhaseSum:
     """The sum of one phase so far."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._reported: set[tuple[int, int]] = set()
-        self._num_applied = self._num_unscheduled = 0
+        self._num_applied = 0
         self._applied: PlanId | None = None
         self._causes: Counter[Cause] = Counter()
+        self._intended: Counter[Cause] = Counter()
         # Reports may come in any order, but the first different reasons are those of the first ranks.
         self._reasons: dict[str, tuple[int, int]] = {}
         self._rank_tokens = [0] * cluster.num_ranks
@@ -219,10 +236,9 @@ class _PhaseSum:
         if report.applied is not None:
             self._num_applied += 1
             self._applied = max(report.applied, self._applied or report.applied)  # all ranks name one plan (S1)
-        elif report.causes == (Cause.UNSCHEDULED,):
-            self._num_unscheduled += 1
         else:
-            self._causes.update(report.causes or (Cause.UNSPECIFIED,))
+            is_intended = len(report.causes) == 1 and report.causes[0] in INTENDED
+            (self._intended if is_intended else self._causes).update(report.causes or (Cause.UNSPECIFIED,))
             self._note_reason(report.reason, rank)
         self._rank_tokens[report.ep_rank] += int(report.realised_load_ML.sum())
         self._rank_reports[report.ep_rank] += 1
@@ -251,6 +267,11 @@ class _PhaseSum:
         cluster = self._cluster
         everyone = _everyone(cluster.num_ep_groups, cluster.num_ranks)
         missing = tuple(each for each in everyone if each not in self._reported)
+        is_complete = not missing and self._has_one_shape
+        plain_NLR = self._plain_NLR() if is_complete else None
+        plain = None if plain_NLR is None else imbalance(plain_NLR)
+        # Ranks that only observe do not see whose tokens come to them.
+        is_observed = Cause.OBSERVING in self._intended
         return Execution(
             phase=phase,
             num_expected=len(everyone),
@@ -258,14 +279,15 @@ class _PhaseSum:
             num_ep_groups=cluster.num_ep_groups,
             missing=missing,
             num_applied=self._num_applied,
-            num_unscheduled=self._num_unscheduled,
+            intended=_in_order(self._intended),
             applied=self._applied,
-            fallbacks={cause: self._causes[cause] for cause in Cause if cause in self._causes},
+            fallbacks=_in_order(self._causes),
             reasons=tuple(sorted(self._reasons, key=self._reasons.__getitem__)),
-            imbalance=None if missing or not self._has_one_shape else self._imbalance(),
-            imbalance_plain=None if missing or not self._has_one_shape else self._imbalance_plain(),
+            imbalance=plain if is_observed else self._imbalance() if is_complete else None,
+            imbalance_plain=plain,
+            overload_plain=None if plain_NLR is None else overload_factor(plain_NLR),
             rank_tokens=tuple(
-                tokens if number == cluster.num_ep_groups else None
+                tokens if number == cluster.num_ep_groups and not is_observed else None
                 for tokens, number in zip(self._rank_tokens, self._rank_reports, strict=True)
             ),
             num_token_copies=None if missing else sum(self._rank_tokens),
@@ -277,10 +299,11 @@ class _PhaseSum:
         slowest, total = sum(int(each.sum()) for each in self._slowest_ML.values()), sum(self._rank_tokens)
         return slowest * self._cluster.num_ranks / total if total else 1.0
 
-    def _imbalance_plain(self) -> float | None:
+    def _plain_NLR(self) -> NDArray[np.int64] | None:
+        """Return the loads of ranks without relibra, in the sampled micro-batches of all EP groups; None for none."""
         loads_NLR = [
             load_NLE.reshape(*load_NLE.shape[:2], self._cluster.num_ranks, -1).sum(axis=-1)
             for load_NLE in self._expert_load_NLE.values()
             if load_NLE.any()
         ]
-        return imbalance(np.concatenate(loads_NLR)) if loads_NLR else None
+        return np.concatenate(loads_NLR) if loads_NLR else None

@@ -103,8 +103,10 @@ class PlanParams:
     """The fewest tokens a replica may have. With 0, the planner derives the number from the cost model, so that a
     replica saves what it costs; if the size of experts is not known, the number is 1."""
     cost: CostModel | None = None
-    """Measured times. Without them, the planner guesses: it takes the defaults of H100-class nodes, limits their
-    effect, and gives traffic between nodes no price."""
+    """The times of experts, dispatch and transfers. Without them, the planner guesses: it takes the defaults of
+    H100-class nodes, limits their effect, and gives traffic between nodes no price."""
+    homes_stay: bool = False
+    """Whether every expert has its home of plain expert parallelism in every plan, so that plans only make replicas."""
 
     def __post_init__(self) -> None:
         if isinstance(self.cost, Mapping):  # JSON gives a mapping

@@ -131,3 +131,13 @@ def imbalance(loads_MLR: NDArray[np.integer] | NDArray[np.floating]) -> float:
     slowest = loads_MLR.max(axis=-1).sum()
     total = loads_MLR.sum()
     return float(slowest * loads_MLR.shape[-1] / total) if total else 1.0
+
+
+def overload_factor(loads_MLR: NDArray[np.integer]) -> float:
+    """Return how many times the mean load of ranks the hottest rank has, in the cell where that is most.
+
+    1.0 is ideal, and an empty step counts as ideal.
+    """
+    total_ML = loads_MLR.sum(axis=-1)
+    factor_ML = loads_MLR.max(axis=-1) * loads_MLR.shape[-1] / np.maximum(total_ML, 1)
+    return float(factor_ML.max(initial=1.0))

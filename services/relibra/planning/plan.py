@@ -80,6 +80,11 @@ class Prediction:
         if self.num_replicas and not self.replica_size_bytes:
             object.__setattr__(self, "replica_size_bytes", None)
 
+    @property
+    def expected_gain(self) -> float:
+        """The time that experts save over plain expert parallelism, as a part of their time under the plan."""
+        return max(0.0, self.imbalance_before / self.imbalance_after - 1)
+
     def to_dict(self) -> dict[str, object]:
         """Return the numbers as stored plans have them.
 

@@ -79,9 +79,20 @@ def solve(
     price = price_replicas(params, chosen_for.load_MLE, model, cluster)
     hysteresis = price_moves(params, model, cluster)
     traffic, known = Traffic.of(chosen_for, cluster, params), KnownReplicas()
-    home_LE, why_reordered = reorder(
-        chosen_for.load_MLE, start_LE, identity_LE, cluster, price, params.seed, num_threads, hysteresis, traffic, known
-    )
+    home_LE, why_reordered = identity_LE, "homes stay, as the job asks"
+    if not params.homes_stay:
+        home_LE, why_reordered = reorder(
+            chosen_for.load_MLE,
+            start_LE,
+            identity_LE,
+            cluster,
+            price,
+            params.seed,
+            num_threads,
+            hysteresis,
+            traffic,
+            known,
+        )
     if packing is not None:
         why_reordered = f"sequences are packed for a placement that moves {(home_LE != previous_LE).sum()} experts"
     choose = foresee_layer if is_foreseen else None

@@ -39,6 +39,8 @@ class StepPlan:
     num_micro_batches: int
     reason: str
     level: Level = Level.MICRO_BATCHES
+    expected_gain: float = 0.0
+    """`Prediction.expected_gain`."""
 
     @classmethod
     def of(cls, plan: Plan, *, id: PlanId, step: int) -> "StepPlan":
@@ -52,6 +54,7 @@ class StepPlan:
             num_micro_batches=plan.schedule.num_micro_batches,
             reason=plan.reason,
             level=plan.prediction.level,
+            expected_gain=plan.prediction.expected_gain,
         )
 
 

@@ -62,8 +62,8 @@ class EngineReporter:
     ) -> list[str]:
         """Report a finished `RequestOutput` of vLLM; return the names of its sequences that were taken.
 
-        Outputs must have all tokens, as with the `output_kind` FINAL_ONLY or CUMULATIVE. With DELTA, vLLM gives the
-        routing of all tokens together with the last tokens only.
+        With the `output_kind` DELTA, vLLM gives the rows of all tokens with the last tokens only. Rows that are more
+        than the tokens are taken for those; pass `start` if the request left out a prefix.
 
         Args:
             step: the RL step the sequences are trained in.
@@ -72,8 +72,8 @@ class EngineReporter:
             policy_versions: the versions of the policy that generated the first and the last row.
 
         Raises:
-            InvalidInput: the output is not finished, or has no routed experts or malformed ones, or more rows than
-                tokens; nothing of the output is reported.
+            InvalidInput: the output is not finished, or has no routed experts or malformed ones, or fewer rows than
+                its tokens need; nothing of the output is reported.
             LimitExceeded: a sequence is too large.
         """
         if not output.finished:
@@ -92,13 +92,14 @@ class EngineReporter:
             if num_prompt_tokens is not None:
                 num_tokens = num_prompt_tokens + len(completion.token_ids)
                 first = num_tokens - 1 - len(completion.routed_experts)
-                if not 0 <= first <= num_prompt_tokens or start not in (None, first):
+                if first < (start or 0):
+                    num_tokens = None  # the output has the last tokens only
+                elif first > num_prompt_tokens or start not in (None, first):
                     place = "a token of the prompt" if start is None else f"token {start}"
                     raise InvalidInput.of(
                         field,
                         expected=f"rows from {place} to the last but one of {num_tokens}",
-                        got=f"{len(completion.routed_experts)} rows; with output_kind=DELTA an output has the rows of "
-                        "all tokens, and the last tokens only",
+                        got=f"{len(completion.routed_experts)} rows",
                     )
             routings.append(
                 decode(

@@ -20,12 +20,14 @@ from relibra.routing.counts import count_routed_experts
 _Request = TypeVar("_Request")
 logger = logging.getLogger(__name__)
 
+_NO_STEP = -1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedSequence:
     """A sequence as the caller reported it."""
 
-    step: int
+    step: int | None
     sequence_id: str
     routed_TLK: NDArray[np.integer]
     policy_versions: tuple[int, int] | None = None
@@ -42,7 +44,7 @@ class RoutedSequence:
 class CountedSequence:
     """A sequence as the reporter sends it."""
 
-    step: int
+    step: int | None
     sequence_id: str
     num_rows: int
     counts_LE: NDArray[np.unsignedinteger]
@@ -61,9 +63,13 @@ class CountedSequence:
 class Refused:
     """A sequence that was not kept, with the reason."""
 
-    step: int
+    step: int | None
     sequence_id: str
     error: RelibraError
+
+    def __str__(self) -> str:
+        """Return the name of the sequence."""
+        return f"{self.sequence_id!r} " + ("without a step" if self.step is None else f"of step {self.step}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +231,7 @@ class Outbox:
             self._num_kept, self._refused = 0, []
             return settled
 
-    def take_refused(self, *, but_of_step: int | None = None) -> list[Refused]:
+    def take_refused(self, *, but_of_step: int | None = _NO_STEP) -> list[Refused]:
         """Return the refusals that no call has returned yet, except those of one step, which stay for `settle_all`."""
         with self._changed:
             taken = [refused for refused in self._refused if refused.step != but_of_step]
@@ -242,14 +248,14 @@ class Outbox:
         if error is None:
             self._num_kept += 1
         else:
-            self._refused.append(Refused(step=sequence.step, sequence_id=sequence.sequence_id, error=error))
+            refused = Refused(step=sequence.step, sequence_id=sequence.sequence_id, error=error)
+            self._refused.append(refused)
             if type(error) not in self._logged:
                 self._logged.add(type(error))
                 logger.warning(
-                    "sequence %r of step %d was refused, so a step that schedules it gets no plan: %s. Further "
-                    "refusals of this kind are not logged; flush raises them, as does the next report of another step",
-                    sequence.sequence_id,
-                    sequence.step,
+                    "sequence %s was refused, so a step that schedules it gets no plan: %s. Further refusals of this "
+                    "kind are not logged; flush raises them, as does the next report of another step",
+                    refused,
                     error,
                 )
         self._changed.notify_all()

@@ -107,6 +107,11 @@ class RolloutReporter:
             self.close()
 
     @property
+    def job_id(self) -> str:
+        """The job of the sequences."""
+        return self._job_id
+
+    @property
     def epoch(self) -> int:
         """The attempt to which the next sequence will belong; 0 until the planner has said it."""
         return self._epoch
@@ -133,7 +138,7 @@ class RolloutReporter:
 
     def report(
         self,
-        step: int,
+        step: int | None,
         sequence_id: str,
         routed_experts: NDArray[np.integer] | Tensor,
         *,
@@ -144,8 +149,10 @@ class RolloutReporter:
         Expert ids and the number of layers are checked later, in the background: `flush` raises if they are wrong.
 
         Args:
-            step: the RL step the sequence is trained in.
-            sequence_id: its name within the step; the same name with the same content may be reported again.
+            step: the step the sequence is trained in. None if that is not known: a step whose schedule names the
+                sequence takes it, see `PlannerClient.submit_schedule`.
+            sequence_id: its name within the step; the same name with the same content may be reported again. Without a
+                step, the newest content of a name counts.
             routed_experts: expert ids `[T, L, K]` of any integer dtype.
             policy_versions: the versions of the policy that generated the first and the last row; a partial rollout has
                 two different ones.
@@ -186,7 +193,7 @@ class RolloutReporter:
 
     def report_counts(
         self,
-        step: int,
+        step: int | None,
         sequence_id: str,
         counts_LE: NDArray[np.unsignedinteger],
         num_rows: int,
@@ -271,10 +278,9 @@ class RolloutReporter:
         thread.join()
         if refused := self._outbox.take_refused():
             logger.warning(
-                "the reporter was closed before anybody heard of %d refused sequences; the first is %r of step %d: %s",
+                "the reporter was closed before anybody heard of %d refused sequences; the first is %s: %s",
                 len(refused),
-                refused[0].sequence_id,
-                refused[0].step,
+                refused[0],
                 refused[0].error,
             )
         if lost := self._outbox.num_unanswered():
@@ -283,10 +289,7 @@ class RolloutReporter:
     def _raise(self, refused: Sequence[Refused]) -> None:
         if refused:
             first = refused[0]
-            raise type(first.error)(
-                f"{len(refused)} sequences were refused; the first is {first.sequence_id!r} of step "
-                f"{first.step}: {first.error}"
-            )
+            raise type(first.error)(f"{len(refused)} sequences were refused; the first is {first}: {first.error}")
 
     def _start(self) -> None:
         if self._thread is not None:

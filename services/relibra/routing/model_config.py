@@ -7,6 +7,7 @@ from typing import Any
 
 from relibra.errors import InvalidInput
 from relibra.planning import Model
+from relibra.planning.cost import BF16_BYTES
 from relibra.routing.config_layers import moe_layers
 from relibra.routing.config_numbers import number
 from relibra.routing.model_layers import ModelLayers
@@ -23,7 +24,6 @@ _TOP_K = (
 )
 _EXPERT_INPUTS = ("moe_latent_size", "moe_hidden_size", "hidden_size")
 EXPERT_WIDTHS = ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
-BF16_BYTES = 2
 STATE_BYTES_PER_PARAMETER = 14
 """bf16 weight, fp32 main weight and two fp32 moments."""
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")

@@ -189,7 +189,8 @@ def check_sample(ids_TLK: NDArray[np.integer], layers: ModelLayers, field: str) 
         raise InvalidInput.of(
             field,
             expected=f"{layers.top_k} different experts per token and layer",
-            got="an expert twice; check the model's layers and top-k",
+            got="an expert twice; check the model's layers and top-k, and whether it has zero experts (LongCat), whose "
+            "ids relibra cannot tell from those of experts",
         )
 
 

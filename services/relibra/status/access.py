@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from relibra.errors import Forbidden, Unauthenticated
 from relibra.store import ALL_JOBS, Role, Store
-from relibra.store.identity import Identities
+from relibra.store.tokens import Identities
 
 _MAY_LOOK = frozenset({Role.VIEWER, Role.TRAINER, Role.ADMIN})
 

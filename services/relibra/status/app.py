@@ -23,6 +23,7 @@ from relibra.status.problems import PROBLEM_RESPONSES, install_problem_handlers
 from relibra.status.reader import Reader
 from relibra.status.refusals import Refusals
 from relibra.status.settings import StatusSettings
+from relibra.status.ways import CompareWays, Ways
 from relibra.store import Store
 
 logger = logging.getLogger(__name__)
@@ -45,8 +46,14 @@ _HEADERS = {
 }
 
 
-def create_app(store: Store, settings: StatusSettings) -> FastAPI:
-    """Return the application that shows the contents of `store`. It never writes to the store."""
+def create_app(store: Store, settings: StatusSettings, compare: CompareWays | None = None) -> FastAPI:
+    """Return the application that shows the contents of `store`. It never writes to the store.
+
+    Args:
+        store: the store.
+        settings: the settings of the service.
+        compare: computes what ways of balancing would gain jobs that only observe.
+    """
     app = FastAPI(
         title="relibra",
         version=version("relibra"),
@@ -71,6 +78,7 @@ def create_app(store: Store, settings: StatusSettings) -> FastAPI:
             refusals=refusals,
         ),
         refusals=refusals,
+        ways=Ways(reader, compare),
         hosts=KnownHosts.of(settings.host, settings.allowed_hosts) if is_open else None,
     )
     if is_open:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import takewhile
 
+from relibra.planning import Cause
 from relibra.planning.execution import Execution
 from relibra.store import Refusal, Refused, StepRecord, StepState
 
@@ -39,6 +40,8 @@ class Obstacle(StrEnum):
     """Ranks kept the last plan, although there is a newer one or nobody had to make one."""
     UNREPORTED = "unreported"
     """There are plans, but no rank reports, so probably no rank uses them."""
+    NOT_FASTER = "not_faster"
+    """The agents run steps plain, because they measured that planned ones are not faster (N1)."""
 
 
 _BY_STATE = {
@@ -107,6 +110,10 @@ def judge_balance(
         newest, phases = executed[0]
         since_step, obstacle = row[-1][0].step, _BY_STATE[newest.state]
         reason = _explain_missing_plan(newest, phases)
+    elif executed and (measured := _find_not_faster(executed[0][1])):
+        row = list(takewhile(lambda step_and_phases: _find_not_faster(step_and_phases[1]), executed))
+        since_step, obstacle = row[-1][0].step, Obstacle.NOT_FASTER
+        reason = f"step {executed[0][0].step}: {'; '.join(measured.reasons)}"
     elif len(steps) >= _UNSCHEDULED_STEPS and all(step.state is StepState.COLLECTING for step in steps):
         since_step, obstacle = steps[-1].step, Obstacle.UNSCHEDULED
         reason = (
@@ -136,6 +143,10 @@ def _find_unreported(
 
 def _is_without_plan(phases: Sequence[Execution]) -> bool:
     return any(phase.num_fallbacks for phase in phases)
+
+
+def _find_not_faster(phases: Sequence[Execution]) -> Execution | None:
+    return next((phase for phase in phases if Cause.NOT_FASTER in phase.intended), None)
 
 
 def _leaves_unplanned(

@@ -15,6 +15,7 @@ from relibra.status.live import Live
 from relibra.status.problems import PROBLEM_RESPONSES
 from relibra.status.reader import Reader
 from relibra.status.refusals import Bound, Refusals
+from relibra.status.ways import Ways
 from relibra.store import JobRecord, Store
 from relibra.store.keys import MAX_STEP
 
@@ -32,6 +33,7 @@ class Context:
     access: Access
     live: Live
     refusals: Refusals
+    ways: Ways
     hosts: KnownHosts | None
     """The names that requests may call the service by; None where callers must authenticate, which says enough."""
 

@@ -11,7 +11,7 @@ from relibra.planning.execution import Execution
 from relibra.planning.plan import Level, Prediction
 from relibra.status.balance import describe_fallbacks
 from relibra.status.health import describe_missing_ranks
-from relibra.status.realised import describe_balance, describe_excess, describe_expectation, describe_unscheduled
+from relibra.status.realised import describe_balance, describe_excess, describe_expectation, describe_intended
 from relibra.store import PlanRecord, StepRecord, StepState
 
 _ADVICE = {
@@ -22,6 +22,9 @@ _ADVICE = {
     Cause.UNDONE: "moving experts failed and every move was undone: the log of the named rank has the error",
     Cause.OTHER_LAUNCH: "another launch trains under the same job id: stop one of them, or give it another job id",
     Cause.UNSCHEDULED: "nobody scheduled the step, and not all ranks had the newest plan from earlier steps",
+    Cause.MEASURING: "the agents choose this together, so the other cause says what happened",
+    Cause.NOT_FASTER: "the agents choose this together, so the other cause says what happened",
+    Cause.OBSERVING: "only some ranks have mode=observe: give all ranks the same settings",
     Cause.UNSPECIFIED: "agents of another version of relibra do not name a cause: read the reasons in their reports",
 }
 _CLOSE = 1.01
@@ -153,7 +156,7 @@ def _execution(
         if execution.num_applied == execution.num_expected:
             sentences.append(f"All {execution.num_expected} ranks applied the plan in phase {execution.phase}.")
         said = (
-            describe_unscheduled(execution),
+            describe_intended(execution),
             describe_missing_ranks(execution),
             describe_balance(execution),
             describe_excess(execution, applied) or describe_expectation(execution, applied),

@@ -11,8 +11,8 @@ from relibra.errors import Corrupt
 from relibra.planning import Phase
 from relibra.planning.execution import Execution
 from relibra.planning.plan import Level
-from relibra.status.balance import Balance
-from relibra.status.realised import describe_balance, describe_excess, describe_unscheduled, last_complete
+from relibra.status.balance import Balance, Obstacle
+from relibra.status.realised import describe_balance, describe_excess, describe_intended, last_complete
 from relibra.store import PlanRecord, StepRecord, StepState
 
 _SLOW_SOLVE_S = 30.0
@@ -77,7 +77,10 @@ def judge_health(
         return JobHealth(verdict=JobState.STALLED, reason=f"{silence}: {standstill}")
     if balance.since_step is not None:
         reason = f"not balancing since step {balance.since_step}, because {balance.reason}"
-        return JobHealth(verdict=JobState.UNBALANCED, reason=_with_share(reason, balance))
+        is_choice = balance.obstacle is Obstacle.NOT_FASTER
+        return JobHealth(
+            verdict=JobState.ATTENTION if is_choice else JobState.UNBALANCED, reason=_with_share(reason, balance)
+        )
     if not steps:
         begun = "registered" if attempt == 1 else f"attempt {attempt} has begun"
         return JobHealth(verdict=JobState.WAITING, reason=f"{begun}, but no step has been reported yet")
@@ -105,7 +108,7 @@ def _describe_progress(
     """Return how far a job has come of which nothing is wrong: by real loads once there are any."""
     phase = last_complete(executed)
     if executed_step is not None and phase is not None:
-        text = describe_unscheduled(phase) or describe_balance(phase)
+        text = describe_intended(phase) or describe_balance(phase)
         return JobHealth(verdict=JobState.WELL, reason=f"step {executed_step.step}: {text}")
     if newest.plan is not None:
         prediction = newest.plan.prediction

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from relibra.planning import Cause
+from relibra.planning.execution import INTENDED
 from relibra.planning.plan import Level
 from relibra.status.access import Viewer
 from relibra.status.balance import NUM_JUDGED, Obstacle
@@ -110,15 +111,18 @@ class _Collector:
             "GPU-hours that balancing saved in all kept steps; absent while unknown. /v1/jobs says what they rest on.",
             "job_id",
         )
+        lost = _gauge("lost_gpu_hours", "GPU-hours that ranks waited for the slowest rank of each cell.", "job_id")
         trained = _gauge("training_gpu_hours", "GPU-hours of the phases that saved_gpu_hours is about.", "job_id")
         left_out = _gauge("steps_without_savings", "Reported steps that saved_gpu_hours leaves out.", "job_id")
         for job in self._figures:
             names, saving = [job.glance.job_id], job.glance.savings
             if saving.saved_gpu_hours is not None:
                 saved.add_metric(names, saving.saved_gpu_hours)
+            if saving.lost_gpu_hours is not None:
+                lost.add_metric(names, saving.lost_gpu_hours)
             trained.add_metric(names, saving.trained_s / 3600)
             left_out.add_metric(names, saving.num_left_out)
-        yield from (saved, trained, left_out)
+        yield from (saved, lost, trained, left_out)
 
     def _attempts(self) -> Iterator[Metric]:
         number = _gauge("job_attempt", "The number of the current attempt; it rises with every restart.", "job_id")
@@ -198,6 +202,7 @@ class _Collector:
         fallbacks = _gauge(
             "fallback_ranks", "Ranks that kept the last plan though another was due, by cause.", *labels, "cause"
         )
+        intended = _gauge("intended_ranks", "Ranks that were to apply no plan, by cause.", *labels, "cause")
         damaged = _gauge("damaged_steps", "Newest steps with a report that is not the one that was stored.", "job_id")
         measured = {
             figure.metric: _gauge(figure.metric, _MEASURED[figure.metric], *labels, *(["kind"] if figure.label else []))
@@ -221,17 +226,20 @@ class _Collector:
             for execution in job.glance.executed:
                 names = [job_id, execution.phase]
                 missing.add_metric(names, len(execution.missing))
+                for cause in INTENDED:
+                    intended.add_metric([*names, cause], execution.intended.get(cause, 0))
                 for cause in Cause:
                     fallbacks.add_metric([*names, cause], execution.fallbacks.get(cause, 0))
                 for figure in PHASE_FIGURES:
                     value = getattr(execution, figure.field)
                     if figure.metric and value is not None:
                         measured[figure.metric].add_metric([*names, *([figure.label] if figure.label else [])], value)
-        yield from (step, missing, fallbacks, damaged, expected, *measured.values())
+        yield from (step, missing, fallbacks, intended, damaged, expected, *measured.values())
 
 
 _MEASURED = {
     "plain_imbalance_ratio": "The same without relibra, from the loads of a few micro-batches.",
+    "plain_overload_factor": "Hottest rank over mean rank without relibra, in the worst cell of a few micro-batches.",
     "realised_imbalance_ratio": "Slowest rank over mean rank, once all ranks have reported.",
     "phase_seconds": "Longest phase of a rank, without its wait for the plan and the reorder.",
     "plan_wait_seconds": "Longest wait of a rank for the plan.",

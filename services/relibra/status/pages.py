@@ -62,6 +62,7 @@ async def show_job(app: App, seen: Seen, request: Request, before: Before = None
     attempts = await app.reader.attempts(seen.attempts)
     points = [history_point(step, TokenTime.of(job)) for step in steps[:_STEPS_PER_PAGE]]
     shown: dict[str, Any] = {"points": points, "before": before, "has_older": len(steps) > _STEPS_PER_PAGE}
+    shown["ways"] = await app.ways.say(glance)
     return page(request, "job.html", seen=seen, glance=glance, attempts=attempts, **shown)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from relibra.planning import Cause
 from relibra.planning.execution import PhaseSummary
 from relibra.planning.plan import Level
 from relibra.store import PlanRecord
@@ -61,9 +62,16 @@ def describe_excess(phase: PhaseSummary, applied: PlanRecord | None) -> str | No
     return f"imbalance was {phase.imbalance:.3f} in phase {phase.phase}, but {expected:.3f} was planned"
 
 
-def describe_unscheduled(phase: PhaseSummary) -> str | None:
-    """Say that ranks kept the last plan because nobody had scheduled the step, or None if no rank did."""
-    if not phase.num_unscheduled:
-        return None
-    who = f"{phase.num_unscheduled} of {phase.num_expected} ranks kept what they had in phase {phase.phase}"
-    return f"{who}: nobody scheduled the step, and nothing was planned from earlier steps yet"
+_INTENDED = {
+    Cause.UNSCHEDULED: "kept what they had, because nobody scheduled the step, and nothing was planned from earlier "
+    "steps yet",
+    Cause.MEASURING: "ran plain, to measure whether planned steps are faster",
+    Cause.NOT_FASTER: "ran plain, because planned steps were measured not to be faster",
+    Cause.OBSERVING: "ran as without relibra: the job only observes",
+}
+
+
+def describe_intended(phase: PhaseSummary) -> str | None:
+    """Say which ranks applied no plan, and were not to apply one; None if there are no such ranks."""
+    said = [f"{number} of {phase.num_expected} ranks {_INTENDED[cause]}" for cause, number in phase.intended.items()]
+    return f"in phase {phase.phase} {'; '.join(said)}" if said else None

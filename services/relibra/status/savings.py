@@ -9,6 +9,10 @@ Both imbalances, the duration of phases and waits are the job's own. The imbalan
 micro-batches of which ranks report the load of every expert. The assumption is how much of a phase was GPU time in
 experts: realised imbalance * token copies * the time of one by the cost model, and at most the whole phase.
 
+What is left, ranks still lose by waiting for the slowest of each cell:
+
+    lost = (1 - 1 / realised imbalance) * GPU time in experts
+
 Dispatch is not counted: no rank reports what its adapter sent. Plans that count dispatch may trade balance for less
 traffic, so the figure is then below what they save; the assumption says so.
 """
@@ -30,8 +34,8 @@ class TokenTime:
     """How long an expert computes one token copy in a forward pass."""
 
     us: float
-    is_measured: bool
-    """Whether the job registered a measured cost model; else the time is that of H100-class nodes."""
+    is_registered: bool
+    """Whether the job registered a cost model; else the time is that of H100-class nodes."""
     lacks_dispatch: bool = False
     """Whether plans of the job count the time of dispatch, which the saved time does not."""
 
@@ -40,9 +44,9 @@ class TokenTime:
         """Return the time that the registration of a job gives; None if it gives neither a cost model nor a size."""
         if job.params.cost is not None:
             counts_dispatch = job.params.cost.token_size_bytes > 0 and job.cluster.num_nodes > 1
-            return cls(us=job.params.cost.us_per_token, is_measured=True, lacks_dispatch=counts_dispatch)
+            return cls(us=job.params.cost.us_per_token, is_registered=True, lacks_dispatch=counts_dispatch)
         size_bytes = job.model.expert_weight_size_bytes
-        return cls(us=CostModel.of_expert(size_bytes).us_per_token, is_measured=False) if size_bytes else None
+        return cls(us=CostModel.of_expert(size_bytes).us_per_token, is_registered=False) if size_bytes else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,8 @@ class Saving:
 
     saved_s: float = 0.0
     """Below 0 where balancing cost more than it saved."""
+    lost_s: float = 0.0
+    """What ranks waited for the slowest rank of each cell."""
     trained_s: float = 0.0
     """The phases of the steps that count."""
     expert_s: float = 0.0
@@ -70,6 +76,11 @@ class Saving:
     def saved_gpu_hours(self) -> float | None:
         """The GPU-hours saved, below 0 where balancing cost more than it saved; None while no step counts."""
         return self.saved_s / 3600 if self.num_steps else None
+
+    @property
+    def lost_gpu_hours(self) -> float | None:
+        """The GPU-hours that ranks still waited for slower ones; None while no step counts."""
+        return self.lost_s / 3600 if self.num_steps else None
 
 
 NOTHING = Saving()
@@ -123,6 +134,7 @@ def _of_phase(phase: PhaseSummary, time: TokenTime) -> Saving | None:
     waited_s = phase.waited_s * phase.num_processes
     return Saving(
         saved_s=(phase.imbalance_plain / phase.imbalance - 1) * expert_s - waited_s,
+        lost_s=(1 - 1 / phase.imbalance) * expert_s,
         trained_s=trained_s,
         expert_s=expert_s,
         waited_s=waited_s,
@@ -133,7 +145,7 @@ def assumption(saving: Saving, time: TokenTime | None) -> str:
     """Say what the GPU-hours saved rest on, or why they are unknown."""
     if time is None:
         return (
-            "GPU-hours saved are unknown, because the job registered neither a measured cost model nor the size of its "
+            "GPU-hours saved are unknown, because the job registered neither a cost model nor the size of its "
             "experts (expert_weight_size_bytes)."
         )
     num_reported = saving.num_steps + saving.num_left_out
@@ -141,7 +153,7 @@ def assumption(saving: Saving, time: TokenTime | None) -> str:
         return "No rank has reported a step yet."
     if not saving.num_steps:
         return f"GPU-hours saved are unknown: none of {num_reported} reported steps counts. {_WHAT_COUNTS}"
-    source = "by the cost model that the job registered" if time.is_measured else "a guess for H100-class nodes"
+    source = "by the cost model that the job registered" if time.is_registered else "a guess for H100-class nodes"
     text = (
         f"Assumes that one token copy takes {time.us:.3g} µs in a forward pass of an expert ({source}) and twice as "
         f"long in a backward pass, so that experts take {saving.expert_s / saving.trained_s:.1%} of "

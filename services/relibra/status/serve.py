@@ -14,6 +14,7 @@ from relibra.errors import RelibraError, Unavailable
 from relibra.status.app import create_app, create_metrics_app
 from relibra.status.connections import ConnectionLimits, bounded_protocol
 from relibra.status.settings import StatusSettings
+from relibra.status.ways import CompareWays
 from relibra.store import Store
 
 logger = logging.getLogger(__name__)
@@ -24,8 +25,8 @@ DRAIN_TIMEOUT_S = 5
 class StatusServer:
     """Serves the application on one socket, and its metrics on a second one if the settings name a port for them."""
 
-    def __init__(self, settings: StatusSettings) -> None:
-        """Bind the sockets.
+    def __init__(self, settings: StatusSettings, compare: CompareWays | None = None) -> None:
+        """Bind the sockets; `compare` is that of `create_app`.
 
         Raises:
             Unavailable: a port is in use.
@@ -40,7 +41,7 @@ class StatusServer:
             raise
         self.urls = [_url(listener) for listener in self._sockets]
         """The URL of the application, then the URL of its metrics if they have a port."""
-        self._settings = settings
+        self._settings, self._compare = settings, compare
 
     @property
     def url(self) -> str:
@@ -61,7 +62,7 @@ class StatusServer:
             await self._store.close()
             self._close_sockets()
             raise
-        app = create_app(self._store, self._settings)
+        app = create_app(self._store, self._settings, self._compare)
         self._context = app.state.context
         apps = [app, create_metrics_app(self._context, self._settings)]
         limits = ConnectionLimits(

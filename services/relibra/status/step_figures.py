@@ -36,6 +36,7 @@ PHASE_FIGURES = (
     PhaseFigure("num_fallbacks", "Fell back", "count"),
     PhaseFigure("imbalance_plain", "Imbalance without", "ratio", "plain_imbalance_ratio"),
     PhaseFigure("imbalance", "Imbalance with", "ratio", "realised_imbalance_ratio"),
+    PhaseFigure("overload_plain", "Overload without", "ratio", "plain_overload_factor"),
     PhaseFigure("duration_s", "Took", "seconds", "phase_seconds"),
     PhaseFigure("plan_wait_s", "Plan wait", "seconds", "plan_wait_seconds"),
     PhaseFigure("reorder_sent_bytes", "Reorder sent", "size", "sent_bytes", "reorder"),

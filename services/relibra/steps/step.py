@@ -1,6 +1,7 @@
 """A step on its way to the planner: data-parallel ranks report their sequences, one process submits their schedule."""
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ class RankBatch:
     """The routing of every sequence, as far as it is known."""
     micro_batches: Sequence[Sequence[int]]
     """One list of places in `routings` per micro-batch, in order of training."""
+    names: Sequence[str] = ()
+    """What `name_sequence` returns for the tokens of every sequence, where rollout workers report them under these
+    names as well; else empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +48,13 @@ def report_rank(
     *,
     ep_group: int,
     ep_rank: int,
+    planner: PlannerClient | None = None,
     timeout_s: float = 60.0,
 ) -> RankSchedule:
     """Report the batch of a data-parallel rank; return its schedule once the planner has stored everything.
 
     Ranks split the tokens that really come, so padding, fillers, and how context and tensor parallelism cut sequences
-    do not matter. Of these ranks, `ep_rank` stands for all.
+    do not matter. Of these ranks, `ep_rank` stands for all. What rollout workers reported is not reported again.
 
     Args:
         reporter: the job's reporter; everything in its buffer is flushed too.
@@ -58,6 +63,8 @@ def report_rank(
         name: the name of the rank, which no other rank has.
         ep_group: the EP group of the rank.
         ep_rank: its rank in this group.
+        planner: a client of the job's attempt, to ask for sequences that rollout workers reported under the names of
+            the batch. Without it, the rank reports all of them.
         timeout_s: how long to wait until the planner has stored everything.
 
     Raises:
@@ -71,12 +78,19 @@ def report_rank(
     if not routings:
         raise InvalidInput.of("routings", expected="at least one sequence", got="none")
     check_dealt([batch.micro_batches], len(routings), 1)
-    with ThreadPoolExecutor(_num_threads(len(routings)), thread_name_prefix="relibra-count") as pool:
-        counted = list(pool.map(SequenceRouting.counts, routings))
-    sequence_ids = tuple(f"{name}/sequence-{index}" for index in range(len(routings)))
-    for sequence_id, routing, counts_LE in zip(sequence_ids, routings, counted, strict=True):
-        reporter.report_counts(step, sequence_id, counts_LE, routing.num_rows)
-    reporter.flush(timeout_s)
+    sequence_ids = list(batch.names) or [""] * len(routings)
+    unknown = list(range(len(routings)))
+    if planner is not None and batch.names:
+        unknown = planner.claim_sequences(reporter.job_id, step, sequence_ids)
+    for index in unknown:
+        # A name of its own: of two samples with equal tokens, the routing may differ.
+        sequence_ids[index] = f"{name}/sequence-{index}"
+    if unknown:
+        with ThreadPoolExecutor(_num_threads(len(unknown)), thread_name_prefix="relibra-count") as pool:
+            counted = list(pool.map(lambda index: routings[index].counts(), unknown))
+        for index, counts_LE in zip(unknown, counted, strict=True):
+            reporter.report_counts(step, sequence_ids[index], counts_LE, routings[index].num_rows)
+        reporter.flush(timeout_s)
     micro_batch_S = np.empty(len(routings), dtype=np.int32)
     for micro_batch, sequences in enumerate(batch.micro_batches):
         micro_batch_S[list(sequences)] = micro_batch
@@ -85,7 +99,7 @@ def report_rank(
         source_rank_S=np.full_like(micro_batch_S, ep_rank),
         ep_group_S=np.full_like(micro_batch_S, ep_group),
     )
-    return RankSchedule(sequence_ids=sequence_ids, schedule=schedule)
+    return RankSchedule(sequence_ids=tuple(sequence_ids), schedule=schedule)
 
 
 def submit_step(planner: PlannerClient, job_id: str, step: int, ranks: Sequence[RankSchedule]) -> None:
@@ -96,6 +110,12 @@ def submit_step(planner: PlannerClient, job_id: str, step: int, ranks: Sequence[
     """
     if not ranks:
         raise InvalidInput.of("ranks", expected="the schedule of at least one data-parallel rank", got="none")
+    seats = Counter((int(rank.schedule.ep_group_S[0]), int(rank.schedule.source_rank_S[0])) for rank in ranks)
+    if (most := seats.most_common(1)[0])[1] > 1:
+        (ep_group, ep_rank), number = most
+        raise InvalidInput.of(
+            "ranks", expected="every rank once", got=f"rank {ep_rank} of EP group {ep_group} {number} times"
+        )
     micro_batch_S, source_rank_S, ep_group_S = (
         np.concatenate([getattr(rank.schedule, field) for rank in ranks])
         for field in ("micro_batch_S", "source_rank_S", "ep_group_S")

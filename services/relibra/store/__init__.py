@@ -5,14 +5,12 @@ Out:  the same content read back, each written once and never changed; `Unavaila
 
     keys          the key schema, and the content of each key
     store         `Store`: all parts in one; nothing else talks to Redis
-    jobs, attempts, joining, rollbacks, sequences, schedules, leases, plans, steps, reports, stored_reports, expiry,
-    summaries, refusals, tokens    one part per concept
-    step_summary  what is left of an expired step
-    identity      bearer tokens, looked up and remembered for the services
+    jobs, attempts, rollbacks, sequences, schedules, leases, plans, steps, reports, stored_reports, expiry, summaries,
+    notes, tokens    one part per concept
     single_flight a bounded cache that makes each value once
     lua/          the writes that must look before they write; each is atomic in Redis
     seal          the checksum of everything that is planned from, fetched or shown
-    array_codec, plan_codec, documents    the formats of values in Redis
+    array_codec, plan_codec, documents, json_codec    the formats of values in Redis
     embedded      `EmbeddedRedis`: a real redis-server for one machine
 
 The store decides nothing: the planner decides, the store keeps. Every write is idempotent, so a caller that got
@@ -28,7 +26,6 @@ from relibra.store.records import (
     EncodedPlan,
     JobRecord,
     Lease,
-    PackedPlan,
     PackingNote,
     PendingStep,
     PlanRecord,
@@ -40,8 +37,8 @@ from relibra.store.records import (
     StoreLimits,
     TokenRecord,
 )
-from relibra.store.step_summary import Expired, ExpiryCause, StepSummary
 from relibra.store.store import Store
+from relibra.store.summaries import Expired, ExpiryCause, StepSummary
 from relibra.store.tokens import ALL_JOBS, Role
 
 __all__ = [
@@ -55,7 +52,6 @@ __all__ = [
     "ExpiryCause",
     "JobRecord",
     "Lease",
-    "PackedPlan",
     "PackingNote",
     "PendingStep",
     "PlanRecord",

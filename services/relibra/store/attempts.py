@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from relibra.errors import NotReady, RolledBack, StaleEpoch, UnknownJob
-from relibra.store.connection import Connected, raises_unavailable
+from relibra.store.connection import Connected
 from relibra.store.documents import decode_attempts
 from relibra.store.keys import ATTEMPT_KEYS, KNOWN_ATTEMPTS, STEP_KEYS, AttemptId, JobKeys
 from relibra.store.records import Attempt
@@ -15,37 +15,26 @@ _KEYS_PER_CALL = 1024
 class Attempts(Connected):
     """Which attempts a job had, which of them is current, and when it was last heard."""
 
-    @raises_unavailable
     async def list_attempts(self, job_id: str) -> list[Attempt]:
         """Return the newest `KNOWN_ATTEMPTS` attempts of a job, newest first; none if the job was never registered."""
         keys = JobKeys(job_id)
-        pipe = self._redis.pipeline(transaction=False)
-        pipe.hgetall(keys.of("attempts"))
-        pipe.hmget(keys.of("job"), "epoch", "seen_at")
-        documents, (epoch, seen_at_ms) = await pipe.execute()
+        documents, (epoch, seen_at_ms) = await self._answers(
+            [("hgetall", keys.of("attempts")), ("hmget", keys.of("job"), "epoch", "seen_at")]
+        )
         return decode_attempts(job_id, documents, epoch, seen_at_ms)
 
-    @raises_unavailable
     async def current_epochs(self, job_ids: Iterable[str]) -> dict[str, int]:
         """Return the epoch of the current attempt of each registered job, by job id in sorted order."""
         ids = sorted(set(job_ids))
-        pipe = self._redis.pipeline(transaction=False)
-        for job_id in ids:
-            pipe.hget(JobKeys(job_id).of("job"), "epoch")
-        found = await pipe.execute() if ids else []
-        return {job_id: int(epoch, 16) for job_id, epoch in zip(ids, found, strict=True) if epoch}
+        epochs = await self._answers(("hget", JobKeys(job_id).of("job"), "epoch") for job_id in ids)
+        return {job_id: int(epoch, 16) for job_id, epoch in zip(ids, epochs, strict=True) if epoch}
 
-    @raises_unavailable
     async def heard_at(self, job_ids: Iterable[str]) -> dict[str, float]:
         """Return when the current attempt of each registered job was last heard, Unix time by the clock of Redis."""
         ids = list(job_ids)
-        pipe = self._redis.pipeline(transaction=False)
-        for job_id in ids:
-            pipe.hget(JobKeys(job_id).of("job"), "seen_at")
-        found = await pipe.execute() if ids else []
-        return {job_id: int(at_ms) / 1000 for job_id, at_ms in zip(ids, found, strict=True) if at_ms}
+        times_ms = await self._answers(("hget", JobKeys(job_id).of("job"), "seen_at") for job_id in ids)
+        return {job_id: int(at_ms) / 1000 for job_id, at_ms in zip(ids, times_ms, strict=True) if at_ms}
 
-    @raises_unavailable
     async def silent_s(self, job_id: str) -> float:
         """Return how many seconds ago the current attempt of a job was last heard, by the clock of Redis.
 
@@ -59,7 +48,6 @@ class Attempts(Connected):
         # A clock that was set back must not make a job look silent.
         return abs(float(seconds) + float(microseconds) / 1e6 - heard_at)
 
-    @raises_unavailable
     async def see(self, job_id: str, epoch: int) -> None:
         """Note that a trainer of an attempt is alive; do nothing if the attempt is over."""
         await self._script("see_attempt", [JobKeys(job_id).of("job")], [f"{epoch:016x}"])
@@ -135,7 +123,7 @@ def _where(attempt: Attempt) -> str:
 
 def _went_on(attempts: Sequence[Attempt], epoch: int) -> bool:
     """Return whether the current attempt goes on with the launch of an earlier one, which has this epoch."""
-    before = {each.epoch: each.rolled_back_from for each in attempts}
+    before = {attempt.epoch: attempt.rolled_back_from for attempt in attempts}
     current: int | None = attempts[0].epoch
     while current is not None and current != epoch:
         current = before.get(current)

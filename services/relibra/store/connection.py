@@ -2,7 +2,8 @@
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine
+import inspect
+from collections.abc import Callable, Coroutine, Iterable
 from importlib import resources
 from typing import Any, ParamSpec, TypeVar
 
@@ -33,12 +34,27 @@ _UNAVAILABLE_CODES = ("OOM ", "READONLY ", "MISCONF ", "LOADING ", "CLUSTERDOWN 
 
 
 class Connected:
-    """One part of the store: the questions to Redis about one concept, over a client that all parts share."""
+    """One part of the store: the questions to Redis about one concept, over a client that all parts share.
+
+    Every public coroutine function of a part is one that `raises_unavailable`.
+    """
+
+    def __init_subclass__(cls) -> None:
+        for name, method in list(vars(cls).items()):
+            if inspect.iscoroutinefunction(method) and not name.startswith("_"):
+                setattr(cls, name, raises_unavailable(method))
 
     def __init__(self, redis: RedisClient, guard: ConnectionGuard | None = None) -> None:
         # redis-py types every answer as a union over all client configurations; this client always answers in bytes.
         self._redis: Any = redis
         self._guard = guard or ConnectionGuard()
+
+    async def _answers(self, commands: Iterable[tuple[Any, ...]]) -> list[Any]:
+        """Return the answers to some commands, the method of redis-py and its arguments each, in one round trip."""
+        pipe = self._redis.pipeline(transaction=False)
+        for name, *arguments in commands:
+            getattr(pipe, name)(*arguments)
+        return await pipe.execute() if len(pipe) else []
 
     async def _mark_schema(self) -> None:
         """Write the schema version into a Redis that has none; one that had been marked has lost everything."""

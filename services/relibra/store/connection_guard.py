@@ -61,17 +61,9 @@ def evicts(policy: bytes | str | None) -> str:
     return f"this Redis evicts keys, plans among them, when it is full ({POLICY} {name}); set {POLICY} to {NO_EVICTION}"
 
 
-def without_schema() -> str:
-    """Return why this relibra may not use a Redis that has jobs and no schema version."""
-    return (
-        "this Redis has jobs but no schema version: it was emptied while planners of an older version went on, and "
-        "they registered these jobs. Stop those planners, and empty Redis again"
-    )
-
-
-def other_schema(found: bytes | None) -> str:
+def other_schema(stored: bytes | None) -> str:
     """Return why this relibra may not use a Redis with this schema version, or nothing if it may; None if empty."""
-    version = SCHEMA_VERSION if found is None else int(found)
+    version = SCHEMA_VERSION if stored is None else int(stored)
     if version == SCHEMA_VERSION:
         return ""
     advice = "upgrade relibra" if version > SCHEMA_VERSION else "start on an empty Redis"

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,17 +34,14 @@ def decode_job(
     job_id: str, epoch: bytes, registered_at: bytes, shape: bytes, number: bytes, owner: bytes, token_hash: bytes
 ) -> JobRecord:
     """Decode a registration, the values of `JOB_FIELDS`. Results are remembered, because every request reads one."""
-    model, cluster, params = _decode_shape(shape)
     return JobRecord(
         job_id=job_id,
         epoch=int(epoch, 16),
         began_at=float(registered_at),
-        model=model,
-        cluster=cluster,
-        params=params,
         number=int(number),
         owner=owner.decode(),
         token_hash=token_hash.decode(),
+        **_decode_shape(shape),
     )
 
 
@@ -54,7 +52,6 @@ def decode_attempts(
     attempts: list[Attempt] = []
     for epoch in sorted(documents, reverse=True):
         fields = json.loads(documents[epoch])
-        model, cluster, params = _decode_shape(fields["shape"])
         heard_at_ms = seen_at_ms if epoch == current_epoch else fields.get("heard_at")
         attempts.append(
             Attempt(
@@ -66,20 +63,19 @@ def decode_attempts(
                 began_at=float(fields["began_at"]),
                 ended_at=attempts[-1].began_at if attempts else None,
                 heard_at=None if heard_at_ms is None else float(heard_at_ms) / 1000,
-                model=model,
-                cluster=cluster,
-                params=params,
                 rolled_back_from=int(fields["rolled_back_from"], 16) if "rolled_back_from" in fields else None,
                 rolled_back_to=int(fields["rolled_back_to"]) if "rolled_back_to" in fields else None,
+                **_decode_shape(fields["shape"]),
             )
         )
     return attempts
 
 
 @lru_cache(maxsize=1024)
-def _decode_shape(document: bytes | str) -> tuple[Model, Cluster, PlanParams]:
-    fields = json.loads(document)
-    return Model(**fields["model"]), Cluster(**fields["cluster"]), PlanParams(**fields["params"])
+def _decode_shape(document: bytes | str) -> dict[str, Any]:
+    """Decode the shape that a job registered, as the fields of a `JobRecord`."""
+    kinds = {"model": Model, "cluster": Cluster, "params": PlanParams}
+    return {name: kinds[name](**fields) for name, fields in json.loads(document).items()}
 
 
 def encode_schedule(sequence_ids: Sequence[str], schedule: Schedule | None) -> str:

@@ -85,13 +85,12 @@ class EmbeddedRedis:
         binary = find_redis_server()
         try:
             self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._protect_files()
             lock = os.open(self.data_dir / "redis.lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise InvalidInput.of("data directory", expected="a writable directory", got=error) from error
         try:
             self._lock(lock)
-            with self._log_path.open("wb") as log:
+            with open(self._log_path, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
                 # The server inherits the lock, so it holds the lock exactly as long as it lives, even without us.
                 command = [binary, *self._options()]
                 self._process = subprocess.Popen(
@@ -128,16 +127,6 @@ class EmbeddedRedis:
     def poll(self) -> int | None:
         """Return the exit status of a server that has ended; return None while it runs."""
         return None if self._process is None else self._process.poll()
-
-    def _protect_files(self) -> None:
-        """Let nobody but the owner read the files, which an earlier start may have left readable for others."""
-        self._log_path.touch(mode=0o600)
-        # Redis before version 7 has its append-only file in the directory itself.
-        for name in (self._log_path.name, "appendonlydir", "appendonly.aof", "redis.pid"):
-            path = self.data_dir / name
-            for each in (path, *path.glob("*")):
-                if each.exists() and not each.is_symlink():
-                    each.chmod(0o700 if each.is_dir() else 0o600)
 
     def _lock(self, lock: int) -> None:
         try:

@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 
 from relibra.errors import Corrupt
 from relibra.store.array_codec import PackedArray
-from relibra.store.connection import raises_unavailable
 from relibra.store.documents import plan_of
 from relibra.store.keys import MAX_SUMMARIES, STEP_KEYS, AttemptKeys, JobKeys
 from relibra.store.plans import Plans
 from relibra.store.records import JobRecord
 from relibra.store.reports import Reports
-from relibra.store.step_summary import Expired, ExpiryCause, StepSummary, encode_summary
 from relibra.store.steps import Steps
+from relibra.store.summaries import Expired, ExpiryCause, StepSummary, encode_summary
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +48,6 @@ class RetainedStep:
 class Expiry(Plans, Steps, Reports):
     """Measures steps, and replaces the full data of steps by summaries."""
 
-    @raises_unavailable
     async def measure_steps(self, job: JobRecord) -> tuple[list[RetainedStep], float]:
         """Return the steps of an attempt whose full data is kept, oldest first.
 
@@ -58,7 +56,7 @@ class Expiry(Plans, Steps, Reports):
         """
         keys = AttemptKeys.of_attempt(job)
         steps = [int(step) for step in await self._redis.zrange(keys.of("steps"), 0, -1)]
-        found: list[RetainedStep] = []
+        retained: list[RetainedStep] = []
         silent_s = 0.0
         for start in range(0, len(steps), _STEPS_PER_SCRIPT):
             some = steps[start : start + _STEPS_PER_SCRIPT]
@@ -75,7 +73,7 @@ class Expiry(Plans, Steps, Reports):
             for step, (size_bytes, age_ms, is_open, is_pending, is_planned, num_reports) in zip(
                 some, measured, strict=True
             ):
-                found.append(
+                retained.append(
                     RetainedStep(
                         step=step,
                         size_bytes=size_bytes,
@@ -87,9 +85,8 @@ class Expiry(Plans, Steps, Reports):
                         is_estimated=bool(is_estimated),
                     )
                 )
-        return found, silent_s
+        return retained, silent_s
 
-    @raises_unavailable
     async def expire_steps(self, job: JobRecord, causes: Mapping[RetainedStep, ExpiryCause], now: float) -> list[int]:
         """Replace the full data of steps by summaries.
 
@@ -106,18 +103,17 @@ class Expiry(Plans, Steps, Reports):
             some = steps[start : start + _STEPS_PER_SCRIPT]
             summaries = await self._sum_up_steps(job, some, causes, now)
             arguments: list[object] = [MAX_SUMMARIES, _REPORTS]
-            for each, summary in zip(some, summaries, strict=True):
-                arguments += [each.step, int(each.is_open), int(each.is_pending), each.num_reports]
+            for old, summary in zip(some, summaries, strict=True):
+                arguments += [old.step, int(old.is_open), int(old.is_pending), old.num_reports]
                 arguments.append(encode_summary(summary))
             names = ("floor", "pending", "steps", "open", "plans", "begun", "sizes", "crashes", "traces", "summaries")
             expired += await self._script(
                 "expire_steps",
-                [*map(keys.of, names), *(keys.step(each.step, name) for each in some for name in STEP_KEYS)],
+                [*map(keys.of, names), *(keys.step(old.step, name) for old in some for name in STEP_KEYS)],
                 arguments,
             )
         return expired
 
-    @raises_unavailable
     async def claim_sweep(self, job_id: str, interval_s: float) -> bool:
         """Return True for one planner in `interval_s`, which then looks for steps of the job that expire."""
         return bool(await self._script("claim_sweep", [JobKeys(job_id).of("job")], [int(interval_s * 1000)]))
@@ -129,24 +125,22 @@ class Expiry(Plans, Steps, Reports):
         causes: Mapping[RetainedStep, ExpiryCause],
         now: float,
     ) -> list[StepSummary]:
-        pipe = self._redis.pipeline(transaction=False)
-        for each in steps:
-            pipe.hget(AttemptKeys.of_attempt(job).step(each.step, "plan"), "total/load")
-        loads = await pipe.execute()
-        numbers = [each.step for each in steps]
+        keys = AttemptKeys.of_attempt(job)
+        loads = await self._answers(("hget", keys.step(old.step, "plan"), "total/load") for old in steps)
+        numbers = [old.step for old in steps]
         records, executed = await self.get_steps(job, numbers), await self.get_executions(job, numbers)
         summaries = []
-        for each, load, record, phases in zip(steps, loads, records, executed, strict=True):
-            expired = Expired(at=now, cause=causes[each], age_s=each.age_s)
+        for old, load, record, phases in zip(steps, loads, records, executed, strict=True):
+            expired = Expired(at=now, cause=causes[old], age_s=old.age_s)
             try:
                 if isinstance(phases, Corrupt):
                     raise phases
-                if sum(phase.num_reports for phase in phases) != each.num_reports:
-                    phases = await self.sum_reports(job, each.step)
-                num_tokens = _num_tokens(job, each.step, load)
+                if sum(phase.num_reports for phase in phases) != old.num_reports:
+                    phases = await self.sum_reports(job, old.step)
+                num_tokens = _num_tokens(job, old.step, load)
             except Corrupt as error:
                 # A step that cannot be read must not stay for good. Its summary says what is missing.
-                logger.error("job %s: step %d expires unread: %s", job.job_id, each.step, error)
+                logger.error("job %s: step %d expires unread: %s", job.job_id, old.step, error)
                 summaries.append(StepSummary.of(replace(record, failure=str(error)), [], expired=expired))
             else:
                 summaries.append(StepSummary.of(record, phases, num_tokens=num_tokens, expired=expired))

@@ -7,16 +7,14 @@ from relibra.errors import Conflict, UnknownJob
 from relibra.planning import Cluster, Model, PlanParams
 from relibra.planning.launch import Launch
 from relibra.store.attempts import Attempts
-from relibra.store.connection import raises_unavailable
 from relibra.store.documents import JOB_FIELDS, decode_job, encode_shape
-from relibra.store.keys import ATTEMPT_KEYS, JOBS, STEP_KEYS, JobKeys
+from relibra.store.keys import AHEAD_KEYS, ATTEMPT_KEYS, JOBS, STEP_KEYS, JobKeys
 from relibra.store.records import JobRecord
 
 
 class Jobs(Attempts):
     """The registrations of jobs, and the current attempt of each."""
 
-    @raises_unavailable
     async def register_job(
         self,
         job_id: str,
@@ -85,28 +83,21 @@ class Jobs(Attempts):
         except KeyError:
             raise UnknownJob(f"job {job_id!r} is not registered; register it first") from None
 
-    @raises_unavailable
     async def get_jobs(self, job_ids: Iterable[str]) -> dict[str, JobRecord]:
         """Return the jobs of `job_ids` that are registered."""
-        pipe = self._redis.pipeline(transaction=False)
         ids = list(job_ids)
-        for job_id in ids:
-            pipe.hmget(JobKeys(job_id).of("job"), JOB_FIELDS)
-        found = await pipe.execute() if ids else []
-        return {job_id: decode_job(job_id, *values) for job_id, values in zip(ids, found, strict=True) if values[0]}
+        jobs = await self._answers(("hmget", JobKeys(job_id).of("job"), JOB_FIELDS) for job_id in ids)
+        return {job_id: decode_job(job_id, *values) for job_id, values in zip(ids, jobs, strict=True) if values[0]}
 
-    @raises_unavailable
     async def list_jobs(self) -> list[JobRecord]:
         """Return all registered jobs, sorted by id."""
-        ids = sorted(each.decode() for each in await self._redis.smembers(JOBS))
+        ids = sorted(name.decode() for name in await self._redis.smembers(JOBS))
         return list((await self.get_jobs(ids)).values())
 
-    @raises_unavailable
     async def num_jobs(self) -> int:
         """Return how many jobs are registered."""
         return int(await self._redis.scard(JOBS))
 
-    @raises_unavailable
     async def remove_job(self, job_id: str) -> None:
         """Remove a job with all its attempts. Its last epoch and fencing token stay, so that later ones are above them.
 
@@ -125,6 +116,7 @@ class Jobs(Attempts):
                 [
                     *map(keys.of, ("job", "lease", "attempts")),
                     *map(current.of, ATTEMPT_KEYS),
+                    *map(keys.of, AHEAD_KEYS),
                     *(current.step(step, name) for step in steps for name in STEP_KEYS),
                 ],
                 [f"{job.epoch:016x}", *steps],

@@ -18,6 +18,9 @@ Keys of one job have the prefix `relibra:{job}:`. They stay until the job is rem
 | `epoch` | string | the last epoch given out, decimal | 16 B |
 | `fence` | string | the last fencing token given out | 16 B |
 | `lease` | string | fencing token of the planner that solves now | 16 B |
+| `ahead` | hash | sequence id -> policy versions, `|`, counts: of sequences of no step yet | `max_step_size_bytes` |
+| `ahead_order` | sorted set | the same ids, oldest first | 100 B a sequence |
+| `ahead_note` | hash | of `ahead`: `epoch` of its attempt, `size` in bytes, `number` of the newest | 60 B |
 
 Keys of one attempt have the prefix `relibra:{job}:<epoch, 16 hex digits>:`. Once a newer attempt began, only the expiry
 of steps writes to them. They stay until the job is removed or `KNOWN_ATTEMPTS` newer attempts began. An attempt that
@@ -70,7 +73,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 SCHEMA = "relibra:schema"
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 JOBS = "relibra:jobs"
 TOKENS = "relibra:tokens"
 
@@ -88,6 +91,8 @@ SETS_OF_STEPS = ("pending", "plans", "begun")
 """The other sorted sets of an attempt whose members are steps."""
 HASHES_BY_STEP = ("sizes", "crashes", "traces")
 """The hashes of an attempt whose fields are steps."""
+AHEAD_KEYS = ("ahead", "ahead_order", "ahead_note")
+"""The keys of a job with the sequences of no step yet."""
 ATTEMPT_KEYS = (
     *SETS_BY_STEP,
     *SETS_OF_STEPS,

@@ -1,7 +1,7 @@
 """Leases: one planner at a time solves for a job, and a planner that lost its lease cannot publish (S4)."""
 
 from relibra.errors import LostLease
-from relibra.store.connection import Connected, raises_unavailable
+from relibra.store.connection import Connected
 from relibra.store.keys import AttemptKeys, JobKeys
 from relibra.store.records import Lease
 
@@ -13,7 +13,6 @@ class Leases(Connected):
     with every lease of a job, and `publish_plan` and `end_solve` compare it inside Redis.
     """
 
-    @raises_unavailable
     async def take_lease(self, job_id: str, lease_s: float) -> Lease | None:
         """Lease the longest waiting step of a job's current attempt.
 
@@ -34,7 +33,6 @@ class Leases(Connected):
         token, step, epoch, traceparent = taken
         return Lease(job_id=job_id, step=int(step), epoch=int(epoch, 16), token=token, traceparent=traceparent.decode())
 
-    @raises_unavailable
     async def renew_lease(self, lease: Lease, lease_s: float) -> None:
         """Renew a lease: it ends `lease_s` from now.
 
@@ -44,7 +42,6 @@ class Leases(Connected):
         if not await self._keep(lease, lease_s):
             raise LostLease(f"the lease on step {lease.step} of job {lease.job_id!r} ended before it was renewed")
 
-    @raises_unavailable
     async def return_lease(self, lease: Lease) -> None:
         """End a lease early, so that another planner need not wait for its end."""
         await self._keep(lease, 0)
@@ -53,7 +50,6 @@ class Leases(Connected):
         key = JobKeys(lease.job_id).of("lease")
         return bool(await self._script("keep_lease", [key], [lease.token, int(lease_s * 1000)]))
 
-    @raises_unavailable
     async def end_solve(self, lease: Lease, reason: str, *, max_crashes: int = 0) -> bool:
         """Record that the leased step could not be planned, and end the lease.
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from relibra.errors import Corrupt
 from relibra.planning import Cluster, Model, Plan, PlanId, PlanParams
 from relibra.planning.plan import Level, Prediction
-from relibra.store.array_codec import PackedArray
 from relibra.store.plan_codec import encode_plan
 
 
@@ -57,7 +56,8 @@ class SequenceCounts:
     job_id: str
     epoch: int
     """The attempt that the sequence belongs to."""
-    step: int
+    step: int | None
+    """None if it is not known yet: then the first step whose schedule names the sequence claims it."""
     sequence_id: str
     counts_LE: NDArray[np.unsignedinteger]
     """In the narrowest unsigned dtype that holds them."""
@@ -151,15 +151,6 @@ class DamagedPlan:
     version: int
     step: int
     error: Corrupt
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedPlan:
-    """The part of a published plan that ranks fetch, still packed."""
-
-    record: PlanRecord
-    common: dict[str, PackedArray]
-    """The arrays that ranks need, see `plan_codec`."""
 
 
 class StepState(StrEnum):

@@ -9,7 +9,6 @@ from relibra.planning import ExecutionReport, Phase
 from relibra.planning.plan import Level
 from relibra.store.address import RedisClient
 from relibra.store.array_codec import PackedArray
-from relibra.store.connection import raises_unavailable
 from relibra.store.connection_guard import ConnectionGuard
 from relibra.store.documents import (
     encode_execution_report,
@@ -22,6 +21,9 @@ from relibra.store.stored_reports import StoredReports
 
 logger = logging.getLogger(__name__)
 
+_OF_LATE = 16
+"""How many steps say whether the next one may have no schedule. As many may follow a pass that records routing."""
+
 
 class Reports(StoredReports):
     """Execution reports, one per rank and phase, and their sums."""
@@ -32,13 +34,12 @@ class Reports(StoredReports):
         """The sums that are being made, and whether a report came since."""
         self._sums: set[asyncio.Task[None]] = set()
 
-    @raises_unavailable
     async def put_report(self, job: JobRecord, report: ExecutionReport, limits: StoreLimits = DEFAULT_LIMITS) -> None:
         """Keep the report of a rank for one phase; a second report of the same rank and phase replaces the first.
 
         The report that completes a phase also makes its sum, so that readers need not read the loads of all ranks to
         say how the step went. If another report of the phase is damaged, there is no sum, and the log says so. If
-        nobody scheduled the step, the step after it is then planned from history.
+        nobody scheduled a step of late, the step after it is then planned from history.
 
         Raises:
             StaleEpoch: the attempt of `job` is over.
@@ -81,17 +82,17 @@ class Reports(StoredReports):
             await self._put_history(job, step)
 
     async def _put_history(self, job: JobRecord, step: int) -> None:
-        """Let the step after `step` be planned from history, if nobody scheduled either of them."""
-        keys = AttemptKeys.of_attempt(job)
+        """Let the step after `step` be planned from history, if it may have no schedule either."""
+        keys, of_late = AttemptKeys.of_attempt(job), range(step, max(step - _OF_LATE, -1), -1)
         await self._script(
             "put_history",
             [
                 keys.job.of("job"),
-                keys.step(step, "schedule"),
                 keys.step(step + 1, "schedule"),
                 *map(keys.of, ("pending", "steps", "foreseen", "open")),
+                *(keys.step(earlier, "schedule") for earlier in of_late),
             ],
-            [f"{job.epoch:016x}", step + 1, Level.HISTORY, time.time()],
+            [f"{job.epoch:016x}", step + 1, Level.HISTORY, time.time(), Level.MICRO_BATCHES, *of_late],
         )
 
     async def _sum_up(self, job: JobRecord, step: int, phase: Phase) -> None:
@@ -114,11 +115,11 @@ class Reports(StoredReports):
                 self._is_due[key] = False
                 executed = await self.sum_reports(job, step, phase=phase)
                 # The step may have expired, or have lost reports to a newer attempt.
-                for each in (each for each in executed if not each.missing):
+                for execution in filter(lambda execution: not execution.missing, executed):
                     await self._script(
                         "put_execution",
                         [keys.job.of("job"), keys.of("steps"), keys.step(step, "executed")],
-                        [f"{job.epoch:016x}", step, phase, seal(encode_execution_sum(each))],
+                        [f"{job.epoch:016x}", step, phase, seal(encode_execution_sum(execution))],
                     )
         except Corrupt as error:
             # The rank whose report came last did nothing wrong, and its report is kept. Readers find the damaged one.

@@ -4,7 +4,6 @@ import logging
 import time
 
 from relibra.errors import Corrupt
-from relibra.store.connection import raises_unavailable
 from relibra.store.documents import plan_of
 from relibra.store.jobs import Jobs
 from relibra.store.keys import HASHES_BY_STEP, SETS_BY_STEP, SETS_OF_STEPS, STEP_KEYS, AttemptKeys, JobKeys
@@ -21,7 +20,6 @@ _MOVED = ("version", "floor", *SETS_BY_STEP, *SETS_OF_STEPS, *HASHES_BY_STEP)
 class Rollbacks(Jobs, Plans, Reports):
     """Jobs whose training loads an older checkpoint and goes on from there, without a restart."""
 
-    @raises_unavailable
     async def rollback(self, job_id: str, epoch: int, step: int) -> JobRecord:
         """Let an attempt go back: `step` and all later steps may be reported, scheduled and planned anew.
 
@@ -47,7 +45,7 @@ class Rollbacks(Jobs, Plans, Reports):
         while word == b"changed":
             new_epoch = int(await self._script("next_epoch", [keys.of("epoch")], []))
             after = keys.attempt(new_epoch)
-            kept = [int(each) for each in await self._redis.zrangebyscore(before.of("steps"), "-inf", f"({step}")]
+            kept = [int(number) for number in await self._redis.zrangebyscore(before.of("steps"), "-inf", f"({step}")]
             word = await self._script(
                 "rollback",
                 [
@@ -55,7 +53,12 @@ class Rollbacks(Jobs, Plans, Reports):
                     *map(before.of, _MOVED),
                     *map(after.of, _MOVED),
                     after.of("placement"),
-                    *(each.step(number, name) for number in kept for name in STEP_KEYS for each in (before, after)),
+                    *(
+                        attempt.step(number, name)
+                        for number in kept
+                        for name in STEP_KEYS
+                        for attempt in (before, after)
+                    ),
                 ],
                 [
                     f"{epoch:016x}",
@@ -84,10 +87,7 @@ class Rollbacks(Jobs, Plans, Reports):
         newest plan, and without a plan the one with which the attempt began.
         """
         planned = [int(step) for step in await self._redis.zrange(keys.of("plans"), 0, -1)]
-        pipe = self._redis.pipeline(transaction=False)
-        for step in planned:
-            pipe.hmget(keys.step(step, "plan"), "epoch", "home_rank")
-        plans = dict(zip(planned, await pipe.execute() if planned else [], strict=True))
+        plans = dict(zip(planned, await self._fields(keys, planned, ("epoch", "home_rank")), strict=True))
         # An attempt that took over plans of an earlier one began with a placement of its own.
         own = [step for step in planned if plans[step][0] == f"{keys.epoch:016x}".encode()]
         has_reports = False

@@ -17,6 +17,8 @@ from relibra.store.seal import seal, unseal
 
 _LARGE_NUM_SEQUENCES = 4096
 """Encoding larger schedules takes more than a few milliseconds, in which an event loop could do nothing else."""
+_STEPS_PER_LOOK = 8
+"""How many steps one look reads, the newest first. At most one step is planned from history and not begun."""
 
 
 class Schedules(Attempts):
@@ -88,6 +90,22 @@ class Schedules(Attempts):
                     "fetch those plans first",
                     limit="max_open_steps",
                 )
+
+    @raises_unavailable
+    async def next_step(self, attempt: AttemptId) -> int:
+        """Return the step after all that were scheduled, that have sequences, or that ranks have reported."""
+        keys = AttemptKeys.of_attempt(attempt)
+        steps = [int(step) for step in await self._redis.zrevrange(keys.of("steps"), 0, _STEPS_PER_LOOK - 1)]
+        pipe = self._redis.pipeline(transaction=False)
+        for step in steps:
+            pipe.hget(keys.step(step, "schedule"), "level")
+            pipe.exists(keys.step(step, "counts"), keys.step(step, "reported"))
+        answers = await pipe.execute() if steps else []
+        for step, level, has_begun in zip(steps, answers[::2], answers[1::2], strict=True):
+            # A step that is only planned from history has not begun.
+            if has_begun or (level is not None and Level(level.decode()) > Level.HISTORY):
+                return step + 1
+        return int(await self._redis.get(keys.of("floor")) or 0)
 
     @raises_unavailable
     async def get_schedule(self, attempt: AttemptId, step: int) -> tuple[list[str], Schedule | None, Level]:

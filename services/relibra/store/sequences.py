@@ -9,7 +9,8 @@ memory is bounded without.
 L layers, E experts, S sequences.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +19,15 @@ from relibra.errors import Conflict, LimitExceeded, NotFound, RelibraError, Unkn
 from relibra.planning.plan import Level
 from relibra.store.attempts import Attempts
 from relibra.store.connection import raises_unavailable
-from relibra.store.keys import AttemptId, AttemptKeys, JobKeys
+from relibra.store.keys import AHEAD_KEYS, AttemptId, AttemptKeys, JobKeys
 from relibra.store.records import DEFAULT_LIMITS, JobRecord, SequenceCounts, StoreLimits
 from relibra.store.rollbacks import way_back
 from relibra.store.seal import seal, unseal
 
 _SEQUENCES_PER_READ = 256
 _SEQUENCES_PER_LOOK = 2048
+_AHEAD = b"|"
+"""Ends the policy versions of a sequence of no step yet; its sealed counts follow."""
 
 
 class Sequences(Attempts):
@@ -36,42 +39,27 @@ class Sequences(Attempts):
     ) -> list[RelibraError | None]:
         """Keep the counts of many sequences in one round trip; when this returns they are in Redis.
 
-        Counts of one sequence are equal if their bytes are, so they must come in their narrowest dtype.
+        Counts of one sequence are equal if their bytes are, so they must come in their narrowest dtype. Sequences
+        without a step are kept until newer ones need their room, the newest counts of each name, see `claim`.
 
         Returns:
             One entry per sequence: None if it is kept, now or before; `Conflict` if other counts are kept, the step has
             expired or has a schedule; `StaleEpoch` if the attempt is over;
             `LimitExceeded`; `UnknownJob`.
         """
-        steps: dict[tuple[str, int, int], list[int]] = {}
-        for index, each in enumerate(sequences):
-            steps.setdefault((each.job_id, each.epoch, each.step), []).append(index)
+        steps: dict[tuple[str, int, int | None], list[int]] = {}
+        for index, sequence in enumerate(sequences):
+            steps.setdefault((sequence.job_id, sequence.epoch, sequence.step), []).append(index)
         outcomes: list[RelibraError | None] = [None] * len(sequences)
         # A batch nearly always belongs to one step of one job; then this loop makes one call.
         for (job_id, epoch, step), indices in steps.items():
             keys = JobKeys(job_id).attempt(epoch)
-            arguments: list[object] = [
-                f"{epoch:016x}",
-                step,
-                limits.max_step_size_bytes,
-                limits.max_open_steps,
-                Level.HISTORY,
-                limits.max_sequences,
-            ]
-            for index in indices:
-                each = sequences[index]
-                arguments += [each.sequence_id, _to_bytes(each.counts_LE), each.policies]
-            words = await self._script(
-                "put_sequences",
-                [
-                    keys.job.of("job"),
-                    keys.step(step, "counts"),
-                    keys.step(step, "schedule"),
-                    *map(keys.of, ("steps", "open", "floor", "sizes")),
-                    keys.step(step, "policies"),
-                ],
-                arguments,
-            )
+            of_step = [sequences[index] for index in indices]
+            if step is None:
+                words = await self._put_ahead(keys, of_step, limits)
+            else:
+                values = [(each.sequence_id, _to_bytes(each.counts_LE), each.policies) for each in of_step]
+                words = await self._put(keys, step, values, limits)
             for index, word in zip(indices, words, strict=True):
                 outcomes[index] = _refusal(word, sequences[index], limits)
             if b"stale_epoch" in words:
@@ -80,20 +68,74 @@ class Sequences(Attempts):
                     outcomes[index] = stale
         return outcomes
 
+    async def _put(
+        self, keys: AttemptKeys, step: int, values: Iterable[tuple[str, bytes, str | bytes]], limits: StoreLimits
+    ) -> list[bytes]:
+        """Keep sequences of a step: id, sealed counts and policy versions each. Return a word for each."""
+        words: list[bytes] = await self._script(
+            "put_sequences",
+            [
+                keys.job.of("job"),
+                keys.step(step, "counts"),
+                keys.step(step, "schedule"),
+                *map(keys.of, ("steps", "open", "floor", "sizes")),
+                keys.step(step, "policies"),
+            ],
+            [
+                f"{keys.epoch:016x}",
+                step,
+                limits.max_step_size_bytes,
+                limits.max_open_steps,
+                Level.HISTORY,
+                limits.max_sequences,
+                *chain.from_iterable(values),
+            ],
+        )
+        return words
+
+    async def _put_ahead(
+        self, keys: AttemptKeys, sequences: Sequence[SequenceCounts], limits: StoreLimits
+    ) -> list[bytes]:
+        """Keep sequences of no step yet. Return a word for each."""
+        values = ((each.sequence_id, each.policies.encode() + _AHEAD + _to_bytes(each.counts_LE)) for each in sequences)
+        words: list[bytes] = await self._script(
+            "put_ahead",
+            [keys.job.of("job"), *map(keys.job.of, AHEAD_KEYS)],
+            [f"{keys.epoch:016x}", limits.max_step_size_bytes, limits.max_sequences, *chain.from_iterable(values)],
+        )
+        return words
+
     @raises_unavailable
     async def reported_sequences(self, attempt: AttemptId, step: int) -> set[str]:
         """Return the ids of the sequences whose counts are kept."""
         return {each.decode() for each in await self._redis.hkeys(AttemptKeys.of_attempt(attempt).step(step, "counts"))}
 
     @raises_unavailable
-    async def unreported(self, attempt: AttemptId, step: int, sequence_ids: Sequence[str]) -> list[str]:
-        """Return those of `sequence_ids` whose counts are not kept; what else was reported costs nothing."""
-        key = AttemptKeys.of_attempt(attempt).step(step, "counts")
+    async def claim(
+        self, attempt: AttemptId, step: int, sequence_ids: Sequence[str], limits: StoreLimits = DEFAULT_LIMITS
+    ) -> list[str]:
+        """Let those of `sequence_ids` that were reported without a step belong to a step; return what was not reported.
+
+        What the step has already stays. Sequences that the step may not take count as not reported: whoever reports
+        them hears why. A sequence may belong to several steps, in each with the counts that it had when it was claimed.
+        """
+        keys = AttemptKeys.of_attempt(attempt)
         missing: list[str] = []
         for start in range(0, len(sequence_ids), _SEQUENCES_PER_LOOK):
             wanted = list(sequence_ids[start : start + _SEQUENCES_PER_LOOK])
-            missing += [wanted[index] for index in await self._script("missing_sequences", [key], wanted)]
-        return missing
+            places = await self._script("missing_sequences", [keys.step(step, "counts")], wanted)
+            missing += [wanted[place] for place in places]
+        if not missing or await self._redis.hget(keys.job.of("ahead_note"), "epoch") != f"{keys.epoch:016x}".encode():
+            return missing
+        unreported: list[str] = []
+        for start in range(0, len(missing), _SEQUENCES_PER_READ):
+            wanted = missing[start : start + _SEQUENCES_PER_READ]
+            texts = await self._redis.hmget(keys.job.of("ahead"), wanted)
+            kept = {name: text.partition(_AHEAD) for name, text in zip(wanted, texts, strict=True) if text is not None}
+            values = ((name, counts, policies) for name, (policies, _, counts) in kept.items())
+            words = dict(zip(kept, await self._put(keys, step, values, limits), strict=True)) if kept else {}
+            unreported += [name for name in wanted if words.get(name) not in (b"kept", b"same", b"other")]
+        return unreported
 
     @raises_unavailable
     async def get_counts(self, job: JobRecord, step: int, sequence_ids: Sequence[str]) -> NDArray[np.unsignedinteger]:
@@ -134,8 +176,9 @@ def _from_bytes(
 def _refusal(word: bytes, sequence: SequenceCounts, limits: StoreLimits) -> RelibraError | None:
     if word in (b"kept", b"same", b"stale_epoch"):
         return None
-    name, step, job_id = f"sequence {sequence.sequence_id!r}", sequence.step, sequence.job_id
-    back = way_back(job_id, step)
+    name, job_id, step = f"sequence {sequence.sequence_id!r}", sequence.job_id, sequence.step
+    what = "what is reported without a step" if step is None else f"what is reported of step {step}"
+    back = "" if step is None else way_back(job_id, step)
     return {
         b"other": Conflict(
             f"{name} of step {step} has other counts already in this attempt; the first counts stay; {back}"
@@ -146,8 +189,7 @@ def _refusal(word: bytes, sequence: SequenceCounts, limits: StoreLimits) -> Reli
         b"expired": Conflict(f"{name} is late: step {step} of job {job_id!r} has expired; {back}"),
         b"unknown": UnknownJob(f"job {job_id!r} is not registered; register it first"),
         b"large": LimitExceeded(
-            f"{name} does not fit: what is reported of step {step} may take {limits.max_step_size_bytes} bytes "
-            "in Redis (max_step_size_bytes)",
+            f"{name} does not fit: {what} may take {limits.max_step_size_bytes} bytes in Redis (max_step_size_bytes)",
             limit="max_step_size_bytes",
         ),
         b"many": LimitExceeded(

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from relibra.errors import Corrupt, NotFound
 from relibra.planning.plan import Level
-from relibra.store.connection import Connected, raises_unavailable
+from relibra.store.connection import Connected
 from relibra.store.documents import RECORD_FIELDS, decode_plan_record
 from relibra.store.keys import AttemptId, AttemptKeys
 from relibra.store.records import StepRecord
@@ -15,7 +15,6 @@ _ANSWERS_PER_STEP = 7
 class Steps(Connected):
     """The steps of a job, from their first sequence until they expire."""
 
-    @raises_unavailable
     async def list_steps(self, attempt: AttemptId, *, limit: int = 100, before: int | None = None) -> list[StepRecord]:
         """Return the last `limit` steps that have data, newest first; only steps below `before` if it is given."""
         highest = "+inf" if before is None else f"({before}"
@@ -24,16 +23,14 @@ class Steps(Connected):
         # A step that expired, or went to another attempt, since its number was read has no data left to be listed.
         return [record for record, is_kept in await self._states(attempt, map(int, steps)) if is_kept]
 
-    @raises_unavailable
     async def step_numbers(self, attempt: AttemptId) -> list[int]:
         """Return the numbers of all steps whose full data is kept, in order."""
-        return [int(each) for each in await self._redis.zrange(AttemptKeys.of_attempt(attempt).of("steps"), 0, -1)]
+        return [int(step) for step in await self._redis.zrange(AttemptKeys.of_attempt(attempt).of("steps"), 0, -1)]
 
     async def get_step(self, attempt: AttemptId, step: int) -> StepRecord:
         """Return the state of one step; a step without any data is a step with no sequences."""
         return (await self.get_steps(attempt, [step]))[0]
 
-    @raises_unavailable
     async def find_step(self, attempt: AttemptId, step: int) -> StepRecord:
         """Return the state of a step whose full data is kept.
 
@@ -44,25 +41,24 @@ class Steps(Connected):
         if is_kept:
             return record
         keys = AttemptKeys.of_attempt(attempt)
-        pipe = self._redis.pipeline(transaction=False)
-        pipe.get(keys.of("floor"))
-        pipe.zrange(keys.of("steps"), 0, 0)
-        pipe.zrange(keys.of("steps"), -1, -1)
-        pipe.zcard(keys.of("steps"))
-        pipe.zcount(keys.of("summaries"), step, step)
-        floor, oldest, newest, num_kept, num_summaries = await pipe.execute()
-        kept = f"steps {int(oldest[0])} to {int(newest[0])} are kept" if newest else "none of its steps is kept"
+        floor, kept_steps, num_summaries = await self._answers(
+            [
+                ("get", keys.of("floor")),
+                ("zrange", keys.of("steps"), 0, -1),
+                ("zcount", keys.of("summaries"), step, step),
+            ]
+        )
+        first_last = f"steps {int(kept_steps[0])} to {int(kept_steps[-1])} are kept" if kept_steps else ""
+        kept = first_last or "none of its steps is kept"
         if num_summaries:
             raise NotFound(
                 f"the full data of step {step} of job {attempt.job_id!r} has expired: only the summary of the step "
-                f"remains; {kept} in full, {num_kept} in all"
+                f"remains; {kept} in full, {len(kept_steps)} in all"
             )
         if step < int(floor or 0):
             raise NotFound(f"step {step} of job {attempt.job_id!r} has expired: {kept}")
-        why = kept if newest else "nothing has been reported yet"
-        raise NotFound(f"job {attempt.job_id!r} has no step {step}: {why}")
+        raise NotFound(f"job {attempt.job_id!r} has no step {step}: {first_last or 'nothing has been reported yet'}")
 
-    @raises_unavailable
     async def get_steps(self, attempt: AttemptId, steps: Iterable[int]) -> list[StepRecord]:
         """Return the states of some steps in one round trip.
 
@@ -73,22 +69,23 @@ class Steps(Connected):
     async def _states(self, attempt: AttemptId, steps: Iterable[int]) -> list[tuple[StepRecord, bool]]:
         """Return the states of some steps, each with whether the attempt still kept its data when all was read."""
         keys, numbers = AttemptKeys.of_attempt(attempt), list(steps)
-        pipe = self._redis.pipeline(transaction=False)
-        for step in numbers:
-            pipe.hlen(keys.step(step, "counts"))
-            pipe.hgetall(keys.step(step, "policies"))
-            pipe.zscore(keys.of("pending"), str(step))
-            pipe.hmget(keys.step(step, "plan"), RECORD_FIELDS)
-            pipe.get(keys.step(step, "failure"))
-            pipe.hget(keys.step(step, "schedule"), "level")
-            pipe.zscore(keys.of("steps"), str(step))
-        answers = await pipe.execute() if numbers else []
+        answers = await self._answers(
+            question
+            for step in numbers
+            for question in (
+                ("hlen", keys.step(step, "counts")),
+                ("hgetall", keys.step(step, "policies")),
+                ("zscore", keys.of("pending"), str(step)),
+                ("hmget", keys.step(step, "plan"), RECORD_FIELDS),
+                ("get", keys.step(step, "failure")),
+                ("hget", keys.step(step, "schedule"), "level"),
+                ("zscore", keys.of("steps"), str(step)),
+            )
+        )
         records = []
-        for index, step in enumerate(numbers):
-            start = index * _ANSWERS_PER_STEP
-            num_sequences, policies, submitted_at, plan, failure, level, score = answers[
-                start : start + _ANSWERS_PER_STEP
-            ]
+        of_steps = zip(*[iter(answers)] * _ANSWERS_PER_STEP, strict=True)
+        for step, of_step in zip(numbers, of_steps, strict=True):
+            num_sequences, policies, submitted_at, plan, failure, level, score = of_step
             try:
                 record = decode_plan_record(attempt.job_id, step, plan)
             except Corrupt as error:
@@ -107,7 +104,6 @@ class Steps(Connected):
             records.append((state, score is not None))
         return records
 
-    @raises_unavailable
     async def kept_steps(self, attempts: Sequence[AttemptId]) -> list[tuple[int, int] | None]:
         """Return the first and the last step of each of some attempts, expired or not; None without steps."""
         names, pipe = ("steps", "summaries"), self._redis.pipeline(transaction=False)
@@ -116,6 +112,6 @@ class Steps(Connected):
                 key = AttemptKeys.of_attempt(attempt).of(name)
                 pipe.zrange(key, 0, 0, withscores=True)
                 pipe.zrange(key, -1, -1, withscores=True)
-        found = iter(await pipe.execute() if len(pipe) else [])
-        ends = [[int(step) for _ in range(2 * len(names)) for _, step in next(found)] for _ in attempts]
-        return [(min(each), max(each)) if each else None for each in ends]
+        answers = iter(await pipe.execute() if len(pipe) else [])
+        ends = [[int(step) for _ in range(2 * len(names)) for _, step in next(answers)] for _ in attempts]
+        return [(min(steps), max(steps)) if steps else None for steps in ends]

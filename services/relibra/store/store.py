@@ -9,7 +9,6 @@ from redis.exceptions import RedisError, ResponseError
 
 from relibra.errors import Unavailable, Unsupported
 from relibra.store.address import open_redis
-from relibra.store.connection import raises_unavailable
 from relibra.store.connection_guard import (
     NO_EVICTION,
     POLICY,
@@ -17,13 +16,11 @@ from relibra.store.connection_guard import (
     UnfitRedis,
     evicts,
     other_schema,
-    without_schema,
 )
 from relibra.store.expiry import Expiry
-from relibra.store.keys import JOBS, SCHEMA
+from relibra.store.keys import SCHEMA
 from relibra.store.leases import Leases
-from relibra.store.packings import Packings
-from relibra.store.refusals import Refusals
+from relibra.store.notes import Notes
 from relibra.store.rollbacks import Rollbacks
 from relibra.store.schedules import Schedules
 from relibra.store.sequences import Sequences
@@ -36,7 +33,7 @@ _CONFIGURATION_TIMEOUT_S = 5.0
 """How long one server of a Cluster has to tell how it is configured."""
 
 
-class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Refusals, Packings, Tokens):
+class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Notes, Tokens):
     """All durable state of all jobs. A store belongs to one event loop; tasks may share it.
 
     Every method raises `Unavailable` when Redis does not answer, and may then be called again.
@@ -58,19 +55,17 @@ class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Refusals
         """Close all connections."""
         await self._redis.aclose()
 
-    @raises_unavailable
     async def ping(self) -> None:
         """Return if Redis serves. This reads a key, because a Cluster that has lost slots still answers PING."""
         await self._redis.exists(SCHEMA)
 
-    @raises_unavailable
     async def check(self) -> None:
         """Return if this Redis may keep the state of jobs; write the schema version into an empty one.
 
         From then on each new connection is checked too, and calls over one that does not pass raise `Unavailable`.
 
         Raises:
-            Unsupported: Redis holds another schema version, or jobs without one, or may evict keys.
+            Unsupported: Redis holds another schema version, or may evict keys.
         """
         await self.check_schema()
         await self._mark_schema()
@@ -90,7 +85,6 @@ class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Refusals
             pass
         self._guard.checks_policy = True
 
-    @raises_unavailable
     async def check_again(self) -> bool:
         """Return if a Redis that `check` accepted answers, and may still keep the state of jobs as far as is known.
 
@@ -103,17 +97,16 @@ class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Refusals
         Raises:
             Unsupported: as in `check`.
         """
-        found = await self._redis.get(SCHEMA)
-        if found is None:
+        version = await self._redis.get(SCHEMA)
+        if version is None:
             await self._mark_schema()
         # Only the planner that marked the store says that it was empty.
         is_emptied, self._guard.is_emptied = self._guard.is_emptied, False
-        self._guard.schema_fault = other_schema(found)
+        self._guard.schema_fault = other_schema(version)
         if self._guard.fault:
             raise Unsupported(self._guard.fault)
         return is_emptied
 
-    @raises_unavailable
     async def check_policy(self) -> None:
         """Return if no server that is written to evicts keys.
 
@@ -130,7 +123,6 @@ class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Refusals
         if self._guard.policy_fault:
             raise Unsupported(self._guard.policy_fault)
 
-    @raises_unavailable
     async def max_memory_bytes(self) -> int | None:
         """Return the memory at which Redis refuses writes; None if it has no such limit, or does not tell.
 
@@ -147,16 +139,13 @@ class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Refusals
         """Why this Redis may not keep the state of jobs; empty while it may, as far as is known."""
         return self._guard.fault
 
-    @raises_unavailable
     async def check_schema(self) -> None:
         """Return if this relibra can read what Redis holds. This writes nothing; an empty Redis will do.
 
         Raises:
-            Unsupported: Redis holds another schema version, or jobs without one.
+            Unsupported: Redis holds another schema version.
         """
-        found = await self._redis.get(SCHEMA)
-        fault = without_schema() if found is None and await self._redis.exists(JOBS) else other_schema(found)
-        if fault:
+        if fault := other_schema(await self._redis.get(SCHEMA)):
             raise Unsupported(fault)
         self._guard.checks_schema = True
 
@@ -183,11 +172,3 @@ class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Refusals
         if len(silent) == len(primaries):
             raise Unavailable(f"no server of the Cluster answers: {silent[-1] if silent else 'it has none'}")
         return ", ".join(sorted(values - {wanted}))
-
-    async def is_reachable(self) -> bool:
-        """Return whether Redis answers."""
-        try:
-            await self.ping()
-        except Unavailable:
-            return False
-        return True

@@ -15,7 +15,6 @@ from relibra.planning import ExecutionReport, Phase
 from relibra.planning.execution import Execution, ExecutionSums
 from relibra.store.array_codec import PackedArray
 from relibra.store.attempts import Attempts
-from relibra.store.connection import raises_unavailable
 from relibra.store.documents import decode_execution_report, decode_execution_sum
 from relibra.store.keys import AttemptId, AttemptKeys
 from relibra.store.records import JobRecord
@@ -40,7 +39,6 @@ _Stored = tuple[bytes, bytes, bytes | None, bytes | None]
 class StoredReports(Attempts):
     """Reads the reports of steps, and their sums."""
 
-    @raises_unavailable
     async def sum_reports(self, job: JobRecord, step: int, *, phase: Phase | None = None) -> list[Execution]:
         """Return what the ranks did in a step as far as they reported, by phase in the order of execution.
 
@@ -59,7 +57,6 @@ class StoredReports(Attempts):
             await asyncio.to_thread(lambda reports: sums.add(map(decode, reports)), some)
         return await asyncio.to_thread(sums.executions)
 
-    @raises_unavailable
     async def get_reports(
         self,
         attempt: AttemptId,
@@ -82,14 +79,14 @@ class StoredReports(Attempts):
             LimitExceeded: the reports take more than `MAX_LIST_SIZE_BYTES`.
             Corrupt: a report is not the one that was stored.
         """
-        found: list[ExecutionReport] = []
+        reports: list[ExecutionReport] = []
         size_bytes = 0
 
         def decode(some: list[_Stored]) -> None:
             nonlocal size_bytes
-            for each in some:
-                found.append(_decode(attempt, step, each))
-                size_bytes += len(each[1]) + found[-1].realised_load_ML.nbytes
+            for stored in some:
+                reports.append(_decode(attempt, step, stored))
+                size_bytes += len(stored[1]) + reports[-1].realised_load_ML.nbytes
                 if size_bytes > MAX_LIST_SIZE_BYTES:
                     raise LimitExceeded(
                         f"the reports of step {step} of job {attempt.job_id!r} take more than {MAX_LIST_SIZE_BYTES} "
@@ -99,7 +96,7 @@ class StoredReports(Attempts):
         loads = ("realised",) if with_loads else ()
         async for some in self._read(attempt, step, loads=loads, phase=phase, ep_rank=ep_rank):
             await asyncio.to_thread(decode, some)
-        return sorted(found, key=lambda each: (each.phase, each.ep_group, each.ep_rank))
+        return sorted(reports, key=lambda report: (report.phase, report.ep_group, report.ep_rank))
 
     async def _read(
         self,
@@ -121,24 +118,19 @@ class StoredReports(Attempts):
         """
         keys = AttemptKeys.of_attempt(attempt)
         reports, arrays = keys.step(step, "reports"), [keys.step(step, name) for name in loads]
-        fields = [each for each in await self._redis.hkeys(reports) if _is_wanted(each, phase, ep_rank)]
+        fields = [field for field in await self._redis.hkeys(reports) if _is_wanted(field, phase, ep_rank)]
         for start in range(0, len(fields), REPORTS_PER_READ):
             some = fields[start : start + REPORTS_PER_READ]
             for few in await self._fitting(arrays, some) if arrays else [some]:
-                pipe = self._redis.pipeline(transaction=False)
-                for key in (reports, *arrays):
-                    pipe.hmget(key, few)
-                rows = zip(few, *await pipe.execute(), strict=True)
+                columns = await self._answers(("hmget", key, few) for key in (reports, *arrays))
+                rows = zip(few, *columns, strict=True)
                 nothing = (None,) * (2 - len(arrays))
                 yield [(*row, *nothing) for row in rows if None not in row]  # the step may expire meanwhile
 
     async def _fitting(self, arrays: Sequence[str], fields: list[bytes]) -> list[list[bytes]]:
         """Split fields so that the loads of each part take at most `READ_SIZE_BYTES`, or are those of one report."""
-        pipe = self._redis.pipeline(transaction=False)
-        for field in fields:
-            for key in arrays:
-                pipe.hstrlen(key, field)
-        sizes = np.array(await pipe.execute(), dtype=np.int64).reshape(len(fields), len(arrays)).sum(axis=1)
+        lengths = await self._answers(("hstrlen", key, field) for field in fields for key in arrays)
+        sizes = np.array(lengths, dtype=np.int64).reshape(len(fields), len(arrays)).sum(axis=1)
         parts, part_bytes = list[list[bytes]](), READ_SIZE_BYTES + 1
         for field, size_bytes in zip(fields, sizes.tolist(), strict=True):
             part_bytes += size_bytes
@@ -147,7 +139,6 @@ class StoredReports(Attempts):
             parts[-1].append(field)
         return parts
 
-    @raises_unavailable
     async def micro_batches_before(self, job: JobRecord, step: int, num_steps: int) -> NDArray[np.int64]:
         """Return the loads of micro-batches of up to `num_steps` steps before `step`, int64 `[N, L, E]`, oldest first.
 
@@ -155,7 +146,7 @@ class StoredReports(Attempts):
         missing in them. A damaged report is left out, and the log says so: a plan needs none in particular.
         """
         keys, shape = AttemptKeys.of_attempt(job), (0, job.model.num_layers, job.model.num_experts)
-        found: list[NDArray[np.int64]] = []
+        micro_batches: list[NDArray[np.int64]] = []
         earlier = await self._redis.zrevrangebyscore(keys.of("steps"), f"({step}", "-inf", start=0, num=_MOST_LOOKED_AT)
         for number in map(int, earlier):
             key = keys.step(number, "routed")
@@ -165,13 +156,14 @@ class StoredReports(Attempts):
                 fields = every[start : start + REPORTS_PER_READ]
                 values = await self._redis.hmget(key, fields)
                 await asyncio.to_thread(_add_loads, loads, dict(zip(fields, values, strict=True)), job, number)
-            found += [load_NLE[load_NLE.any(axis=(1, 2))] for _, load_NLE in sorted(loads.items(), reverse=True)]
+            micro_batches += [
+                load_NLE[load_NLE.any(axis=(1, 2))] for _, load_NLE in sorted(loads.items(), reverse=True)
+            ]
             num_steps -= bool(loads)
             if not num_steps:
                 break
-        return np.concatenate([np.zeros(shape, dtype=np.int64), *reversed(found)])
+        return np.concatenate([np.zeros(shape, dtype=np.int64), *reversed(micro_batches)])
 
-    @raises_unavailable
     async def is_applied(self, attempt: AttemptId, step: int) -> bool | None:
         """Return whether any rank says that it applied the plan of a step; None if no rank has reported.
 
@@ -179,9 +171,9 @@ class StoredReports(Attempts):
         """
 
         def has_applied(some: list[_Stored]) -> bool:
-            for each in some:
+            for stored in some:
                 with suppress(Corrupt):
-                    if _decode(attempt, step, each).applied:
+                    if _decode(attempt, step, stored).applied:
                         return True
             return False
 
@@ -192,25 +184,19 @@ class StoredReports(Attempts):
                 return True
         return has_reports
 
-    @raises_unavailable
     async def num_reports(self, attempt: AttemptId, steps: Iterable[int]) -> list[int]:
         """Return how many reports each of some steps has, in one round trip."""
-        pipe = self._redis.pipeline(transaction=False)
-        for step in steps:
-            pipe.hlen(AttemptKeys.of_attempt(attempt).step(step, "reports"))
-        return [int(number) for number in await pipe.execute()] if len(pipe) else []
+        keys = AttemptKeys.of_attempt(attempt)
+        return await self._answers(("hlen", keys.step(step, "reports")) for step in steps)
 
-    @raises_unavailable
     async def get_executions(self, attempt: AttemptId, steps: Iterable[int]) -> list[list[Execution] | Corrupt]:
         """Return, for each of some steps, the phases that all ranks have reported, in the order of execution.
 
         This is one round trip. A step one of whose sums is not the one that was stored has the error in its place.
         """
-        pipe, numbers = self._redis.pipeline(transaction=False), list(steps)
-        for step in numbers:
-            pipe.hgetall(AttemptKeys.of_attempt(attempt).step(step, "executed"))
-        found = await pipe.execute() if numbers else []
-        return [_sums(attempt, step, sums) for step, sums in zip(numbers, found, strict=True)]
+        keys, numbers = AttemptKeys.of_attempt(attempt), list(steps)
+        executed = await self._answers(("hgetall", keys.step(step, "executed")) for step in numbers)
+        return [_sums(attempt, step, sums) for step, sums in zip(numbers, executed, strict=True)]
 
 
 def _add_loads(
@@ -235,13 +221,13 @@ def _add_loads(
 def _sums(attempt: AttemptId, step: int, sums: dict[bytes, bytes]) -> list[Execution] | Corrupt:
     what = f"of step {step} of job {attempt.job_id!r}"
     try:
-        found = [
+        executions = [
             decode_execution_sum(unseal(sealed, f"the sum of phase {phase.decode()} {what}"))
             for phase, sealed in sums.items()
         ]
     except Corrupt as error:
         return error
-    return sorted(found, key=lambda each: each.phase)
+    return sorted(executions, key=lambda execution: execution.phase)
 
 
 def _is_wanted(field: bytes, phase: Phase | None, ep_rank: int | None) -> bool:

@@ -1,75 +1,146 @@
-"""The summaries of expired steps, which stay as long as the attempt is known."""
+"""The summaries of steps, a few hundred bytes each, which stay when the full data of a step expires.
 
+Lists over all steps of an attempt use summaries of the steps whose full data is kept too, so that both look alike.
+"""
+
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from typing import Any
 
-from relibra.store.connection import Connected, raises_unavailable
+from relibra.planning.execution import PhaseSummary
+from relibra.store.connection import Connected
+from relibra.store.json_codec import as_row, restore
 from relibra.store.keys import AttemptId, AttemptKeys
-from relibra.store.step_summary import StepSummary, decode_summary
+from relibra.store.records import StepRecord
 
 SUMMARY_SIZE_BYTES = 700
 """What a summary takes in Redis, with its place in a sorted set."""
+_MAX_FAILURE_LENGTH = 200
+
+
+class ExpiryCause(StrEnum):
+    """Why the full data of a step expired."""
+
+    STEPS = "steps"
+    """The attempt has `retained_steps` newer steps."""
+    BYTES = "bytes"
+    """The steps of the job took more than `retained_bytes`."""
+    AGE = "age"
+    """The step began more than `retained_s` ago."""
+    ATTEMPTS = "attempts"
+    """Too many newer attempts of the job began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expired:
+    """When and why the full data of a step expired."""
+
+    at: float
+    """Unix time in seconds."""
+    cause: ExpiryCause
+    age_s: float
+    """How old the step was then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSummary(StepRecord):
+    """A step with what its ranks did, in brief. Once the step has expired, `policies` are empty."""
+
+    num_tokens: int | None = None
+    """Tokens of an expired step; None without a plan, and where nobody counted them."""
+    phases: tuple[PhaseSummary, ...]
+    """What the ranks did, as far as they reported, in the order of execution."""
+    expired: Expired | None = None
+    """When and why the full data expired; None while it is kept."""
+
+    @classmethod
+    def of(
+        cls,
+        record: StepRecord,
+        executed: Sequence[PhaseSummary],
+        *,
+        num_tokens: int | None = None,
+        expired: Expired | None = None,
+    ) -> "StepSummary":
+        """Sum up a step and what its ranks did."""
+        return cls(**_values(record, StepRecord), phases=tuple(executed), num_tokens=num_tokens, expired=expired)
 
 
 class Summaries(Connected):
     """Reads what is left of expired steps."""
 
-    @raises_unavailable
     async def get_summary(self, attempt: AttemptId, step: int) -> StepSummary | None:
         """Return the summary of an expired step; None if the step is not expired or was never there."""
         key = AttemptKeys.of_attempt(attempt).of("summaries")
-        found = await self._redis.zrangebyscore(key, step, step)
-        return decode_summary(found[0]) if found else None
+        documents = await self._redis.zrangebyscore(key, step, step)
+        return decode_summary(documents[0]) if documents else None
 
-    @raises_unavailable
     async def list_summaries(
         self, attempt: AttemptId, *, limit: int = 100, before: int | None = None
     ) -> list[StepSummary]:
         """Return the last `limit` expired steps, newest first; only steps below `before` if it is given."""
         highest = "+inf" if before is None else f"({before}"
         key = AttemptKeys.of_attempt(attempt).of("summaries")
-        found = await self._redis.zrevrangebyscore(key, highest, "-inf", start=0, num=limit)
-        return [decode_summary(each) for each in found]
+        documents = await self._redis.zrevrangebyscore(key, highest, "-inf", start=0, num=limit)
+        return [decode_summary(document) for document in documents]
 
-    @raises_unavailable
     async def summaries_after(self, attempt: AttemptId, step: int, *, limit: int) -> list[StepSummary]:
         """Return the first `limit` expired steps above `step`, oldest first."""
         key = AttemptKeys.of_attempt(attempt).of("summaries")
-        found = await self._redis.zrangebyscore(key, f"({step}", "+inf", start=0, num=limit)
-        return [decode_summary(each) for each in found]
+        documents = await self._redis.zrangebyscore(key, f"({step}", "+inf", start=0, num=limit)
+        return [decode_summary(document) for document in documents]
 
-    @raises_unavailable
     async def count_summaries(self, attempt: AttemptId, last_step: int) -> int:
         """Return how many steps up to `last_step` have expired."""
         return int(await self._redis.zcount(AttemptKeys.of_attempt(attempt).of("summaries"), "-inf", last_step))
 
-    @raises_unavailable
     async def sample_summaries(self, attempt: AttemptId, num: int) -> list[StepSummary]:
         """Return `num` expired steps from first to last, evenly spaced and newest first; all if there are no more."""
         key = AttemptKeys.of_attempt(attempt).of("summaries")
         total = int(await self._redis.zcard(key))
         if total <= num:
             return await self.list_summaries(attempt, limit=num)
-        pipe = self._redis.pipeline(transaction=False)
-        for index in range(num):
-            position = index * (total - 1) // max(1, num - 1)
-            pipe.zrevrange(key, position, position)
+        positions = [index * (total - 1) // max(1, num - 1) for index in range(num)]
+        answers = await self._answers(("zrevrange", key, position, position) for position in positions)
         # A step that is gone meanwhile leaves a gap.
-        return [decode_summary(found[0]) for found in await pipe.execute() if found]
+        return [decode_summary(steps[0]) for steps in answers if steps]
 
-    @raises_unavailable
     async def measure_summaries(self, attempts: Sequence[AttemptId]) -> list[int]:
         """Return about how many bytes the summaries of each of some attempts take in Redis."""
-        pipe = self._redis.pipeline(transaction=False)
-        for attempt in attempts:
-            pipe.zcard(AttemptKeys.of_attempt(attempt).of("summaries"))
-        return [SUMMARY_SIZE_BYTES * int(number) for number in await pipe.execute()] if attempts else []
+        numbers = await self._answers(
+            ("zcard", AttemptKeys.of_attempt(attempt).of("summaries")) for attempt in attempts
+        )
+        return [SUMMARY_SIZE_BYTES * number for number in numbers]
 
-    @raises_unavailable
     async def drop_summaries(self, attempt: AttemptId) -> None:
         """Remove the summaries of an attempt that is over."""
         await self._redis.unlink(AttemptKeys.of_attempt(attempt).of("summaries"))
 
-    @raises_unavailable
     async def num_kept_steps(self, attempt: AttemptId) -> int:
         """Return how many steps of an attempt keep their full data."""
         return int(await self._redis.zcard(AttemptKeys.of_attempt(attempt).of("steps")))
+
+
+def encode_summary(summary: StepSummary) -> str:
+    """Encode a summary as a row, without what is too long or only of use while the full data is kept."""
+    plan, failure = summary.plan, summary.failure
+    brief = replace(
+        summary,
+        policies={},
+        plan=None if plan is None else replace(plan, digest=b"", reason=""),
+        failure=None if failure is None else failure[:_MAX_FAILURE_LENGTH],
+        phases=tuple(PhaseSummary(**_values(phase, PhaseSummary)) for phase in summary.phases),
+    )
+    return json.dumps(as_row(brief), separators=(",", ":"))
+
+
+def decode_summary(document: bytes) -> StepSummary:
+    """Decode the document that `encode_summary` wrote."""
+    return restore(StepSummary, json.loads(document))
+
+
+def _values(record: Any, kind: Any) -> dict[str, Any]:
+    """Return the fields that a record, of `kind` or of a class derived from it, has as one of `kind`."""
+    return {field.name: getattr(record, field.name) for field in fields(kind)}

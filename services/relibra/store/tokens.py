@@ -1,4 +1,7 @@
-"""Bearer tokens: each has a job and a role. Redis holds only hashes; a secret is shown once, when it is created."""
+"""Bearer tokens: each has a job and a role. Redis holds only hashes; a secret is shown once, when it is created.
+
+Every call of a service shows one, and few of them may cost a round trip to Redis: `Identities` remembers them.
+"""
 
 import hashlib
 import hmac
@@ -7,13 +10,17 @@ import secrets
 import time
 from enum import StrEnum
 
-from relibra.errors import NotFound
-from relibra.store.connection import Connected, raises_unavailable
+from relibra.errors import NotFound, Unauthenticated
+from relibra.store.connection import Connected
 from relibra.store.keys import TOKENS
 from relibra.store.records import TokenRecord
+from relibra.store.single_flight import SingleFlight
 
 ALL_JOBS = "*"
 _PREFIX = "relibra"
+REMEMBERED_S = 2.0
+"""How long a revoked token may still work in one process."""
+_MAX_REMEMBERED = 4096
 
 
 class Role(StrEnum):
@@ -32,7 +39,6 @@ class Tokens(Connected):
     hash.
     """
 
-    @raises_unavailable
     async def create_token(
         self, job_id: str, role: Role, *, lifetime_s: float | None = None
     ) -> tuple[TokenRecord, str]:
@@ -56,7 +62,6 @@ class Tokens(Connected):
         await self._redis.hset(TOKENS, token_id, json.dumps(document))
         return record, f"{_PREFIX}_{token_id}_{secret}"
 
-    @raises_unavailable
     async def find_token(self, token: str) -> TokenRecord | None:
         """Return the record of a token, or None if the token is unknown, revoked or expired."""
         prefix, _, rest = token.partition("_")
@@ -69,13 +74,11 @@ class Tokens(Connected):
         record = _decode(token_id, document)
         return None if record.expires_at is not None and record.expires_at < time.time() else record
 
-    @raises_unavailable
     async def list_tokens(self) -> list[TokenRecord]:
         """Return all tokens, oldest first."""
-        found = (await self._redis.hgetall(TOKENS)).items()
-        return sorted((_decode(key.decode(), value) for key, value in found), key=lambda each: each.created_at)
+        tokens = (await self._redis.hgetall(TOKENS)).items()
+        return sorted((_decode(key.decode(), value) for key, value in tokens), key=lambda token: token.created_at)
 
-    @raises_unavailable
     async def revoke_token(self, token_id: str) -> None:
         """Revoke a token.
 
@@ -84,6 +87,26 @@ class Tokens(Connected):
         """
         if not await self._redis.hdel(TOKENS, token_id):
             raise NotFound(f"there is no token {token_id!r}; list them with: relibra tokens list")
+
+
+class Identities:
+    """Finds the record of a token; remembers it for `REMEMBERED_S`."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+        self._remembered: SingleFlight[TokenRecord | None] = SingleFlight(_MAX_REMEMBERED, fresh_s=REMEMBERED_S)
+
+    async def identify(self, token: str) -> TokenRecord:
+        """Return what the store knows of `token`.
+
+        Raises:
+            Unauthenticated: the token is unknown, revoked or expired.
+            Unavailable: the token cannot be looked up.
+        """
+        record = await self._remembered.get(token, lambda: self._tokens.find_token(token))
+        if record is None:
+            raise Unauthenticated("the token is not valid: it is unknown, revoked or expired")
+        return record
 
 
 def _decode(token_id: str, document: bytes) -> TokenRecord:

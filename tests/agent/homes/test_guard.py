@@ -16,12 +16,12 @@ from relibra.errors import RelibraError
 
 
 def guarded(
-    *, is_armed: bool = True, state: OptimizerState | None = None, device: str = "cpu"
+    *, is_armed: bool = True, state: OptimizerState | None = None, device: str = "cpu", has_moved: bool = False
 ) -> tuple[WeightGuard, SequentialExperts]:
     module = nn.Module()
     module.local_experts = nn.ModuleList(nn.Linear(3, 5, dtype=torch.bfloat16) for _ in range(2))
     experts = SequentialExperts(module)
-    guard = WeightGuard({0: experts}, state or OptimizerState([]), torch.device(device))
+    guard = WeightGuard({0: experts}, state or OptimizerState([]), torch.device(device), lambda: has_moved)
     guard.is_armed = is_armed
     guard.note_trained()
     return guard, experts
@@ -33,6 +33,13 @@ def swap(experts: SequentialExperts) -> None:
     with torch.no_grad():
         first.copy_(second)
         second.copy_(kept)
+
+
+def swap_uncounted(experts: SequentialExperts) -> None:
+    first, second = (parameters[0].data for parameters in experts.parameters)
+    kept = first.clone()
+    first.copy_(second)
+    second.copy_(kept)
 
 
 def change_one_bit(experts: SequentialExperts) -> None:
@@ -66,14 +73,38 @@ def test_S9_a_write_to_frozen_experts_that_no_rank_updates_is_noticed(
         guard.check_trained()
 
 
-def test_S9_a_forward_looks_only_at_layers_that_torch_saw_a_write_to() -> None:
+@pytest.mark.parametrize("is_planned", [True, False])
+def test_S9_a_forward_compares_the_weights_of_a_layer_that_torch_saw_a_write_to(is_planned: bool) -> None:
     guard, experts = guarded()
-    guard.check_if_written(0)
+    guard.check_forward(0, is_planned=is_planned)
     swap(experts)
     with pytest.raises(RelibraError, match="written behind"):
-        guard.check_if_written(0)
+        guard.check_forward(0, is_planned=is_planned)
     swap(experts)
-    guard.check_if_written(0)
+    guard.check_forward(0, is_planned=is_planned)
+
+
+def test_S9_once_experts_have_moved_an_unplanned_forward_notices_writes_that_torch_does_not_count() -> None:
+    guard, experts = guarded(has_moved=True)
+    guard.check_forward(0, is_planned=False)
+    swap_uncounted(experts)
+    with pytest.raises(RelibraError, match=r"MoE layer 0 at positions \[0, 1\] .* written behind"):
+        guard.check_forward(0, is_planned=False)
+    guard.note_visiting()
+    guard.check_forward(0, is_planned=False)
+    swap_uncounted(experts)
+    guard.check_forward(0, is_planned=False)
+
+
+@pytest.mark.parametrize(("has_moved", "is_planned"), [(False, False), (True, True)])
+def test_a_forward_reads_no_weights_while_experts_are_at_home_or_its_phase_has_begun_with_a_check(
+    has_moved: bool, is_planned: bool
+) -> None:
+    guard, experts = guarded(has_moved=has_moved)
+    swap_uncounted(experts)
+    guard.check_forward(0, is_planned=is_planned)
+    with pytest.raises(RelibraError, match="written behind"):
+        guard.check_trained()
 
 
 def test_S9_restored_weights_are_known_but_not_trained_on() -> None:

@@ -145,8 +145,9 @@ def test_S1_a_plan_that_comes_too_late_is_not_taken_for_that_of_the_next_step(
 ) -> None:
     planner.plans[0] = plan
     planner.hold.clear()
-    assert session.wait(0, 0.1)[0] is None
+    session.prefetch(0)
     until(lambda: planner.asked)
+    assert session.wait(0, 0.1).plan is None
     session.prefetch(1)
     planner.hold.set()
     answers = list[PlanAnswer]()

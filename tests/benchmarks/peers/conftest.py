@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from relibra.evaluation.hardware import HARDWARE
 from relibra.evaluation.model_presets import MODELS
 from relibra.evaluation.question import Question
 from relibra.evaluation.routing_statistics import RoutingStatistics
 from relibra.evaluation.workload import Workload, drawn
 from relibra.planning import Cluster
+from relibra.planning.machines.hardware import HARDWARE
 from relibra.routing import RoutingTrace
 
 _MODEL = replace(MODELS["moonlight-16b"], num_layers=2)

@@ -23,11 +23,14 @@ from harness.plugin_contract import (
     check_nothing_moves,
     moving,
     named,
+    refused,
 )
 from harness.skyrl.workers import environment
 from harness.trained import NUM_EXPORTED, ROUNDING, Trained, differing, relative, unequal
+from relibra.errors import Unsupported
 from relibra.integrations.areal import balanced as balanced_trainer
 from relibra.plugins.areal.engine import BalancedPPOActor
+from relibra.plugins.areal.recovery import StateByExpert
 
 NUM_UPDATES = 3
 
@@ -54,7 +57,14 @@ def train(at: Rank, engine: Any) -> Trained:
 
 
 CONTRACT = Contract(
-    Plugin(environment=environment, build=build, train=train, exported=engines.sent, num_passes=2 * NUM_UPDATES)
+    Plugin(
+        environment=environment,
+        build=build,
+        train=train,
+        exported=engines.sent,
+        stores_by_expert=lambda engine: isinstance(engine.checkpointer.optimizer, StateByExpert),
+        num_passes=2 * NUM_UPDATES,
+    )
 )
 
 
@@ -130,6 +140,19 @@ def the_trainer_creates_the_engine_of_the_plug_in(at: Rank) -> None:
     assert (variables["RELIBRA_PLANNER"], variables["RELIBRA_JOB"]) == ("planner:7420", "Tiny-one")
 
 
+def S9_weights_that_would_leave_through_awex_are_refused_at_start(at: Rank) -> None:
+    """It reads experts by place, in AReaL's second controller and beside a rollout on the same GPUs."""
+    from areal.trainer.rl_trainer import PPOTrainer
+
+    trainer = object.__new__(balanced_trainer(PPOTrainer))
+    actor = engines.configuration(at.folder / "model")
+    actor._version, trainer.config = "v2", SimpleNamespace(actor=actor)
+    with refused(Unsupported, "expected actor._version=v1 and no colocation through awex"):
+        trainer._create_train_engine(actor, SimpleNamespace(backend="megatron", parallel=None))
+    with refused(Unsupported, "leave through awex"):
+        CONTRACT.moved.connect_engine(None, SimpleNamespace(type="awex"))
+
+
 SCENARIOS = named(
     CONTRACT.the_framework_alone_trains,
     CONTRACT.S5_all_is_that_of_the_framework_alone_when_experts_move_before_every_pass,
@@ -137,6 +160,8 @@ SCENARIOS = named(
     S5_a_checkpoint_of_hugging_face_has_every_expert_under_its_name_after_reorders,
     S5_mbridge_sends_saves_loads_and_recovers_every_expert_under_its_name_after_reorders,
     S5_a_job_that_replays_nothing_is_planned_from_history,
+    CONTRACT.checkpoints_are_the_frameworks_own_unless_experts_may_move,
     CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
     the_trainer_creates_the_engine_of_the_plug_in,
+    S9_weights_that_would_leave_through_awex_are_refused_at_start,
 )

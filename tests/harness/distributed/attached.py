@@ -1,5 +1,6 @@
 """Small networks with an agent that executes random plans."""
 
+from collections.abc import Callable
 from typing import Any
 
 from harness.agent.emulated_memory import emulated
@@ -22,9 +23,10 @@ def attached(
     transport: Transport = "process_group",
     host_copy: bool = False,
     reorder_buffer_bytes: int = 1 << 30,
+    clock: Callable[[], float] | None = None,
     **options: Any,
 ) -> tuple[Trained, ScriptedPlans]:
-    """Return a network whose agent gets these plans by step."""
+    """Return a network whose agent gets these plans by step. With a clock, it measures whether they are faster."""
     trained, plans = Trained(cluster, **options), ScriptedPlans(answers)
     config = AgentConfig(
         planner_address="none:0",
@@ -36,9 +38,10 @@ def attached(
         transport=transport,
         host_copy=host_copy,
         reorder_buffer_bytes=reorder_buffer_bytes,
+        guard=clock is not None,
     )
     with emulated():
-        trained.agent = attach(trained.ddp, trained.optimizer, config, plans=plans)
+        trained.agent = attach(trained.ddp, trained.optimizer, config, plans=plans, clock=clock)
     return trained, plans
 
 

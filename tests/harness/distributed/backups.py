@@ -50,9 +50,10 @@ class Backups:
         self._by_tag[dst_tag] = {name: each.clone() for name, each in self._by_tag[src_tag].items()}
 
     @torch.no_grad()
-    def restore(self, tag: str) -> None:
+    def restore(self, tag: str, *, is_counted: bool = True) -> None:
+        """Write a copy into the modules, in a way in which torch counts the writes or not."""
         for name, each in by_place(self._trained).items():
-            each.copy_(self._by_tag[tag][name])
+            (each if is_counted else each.data).copy_(self._by_tag[tag][name])
 
 
 def options_of(cluster: Cluster) -> dict[str, Any]:

@@ -38,6 +38,7 @@ def balance(
     collective_timeout_s: float = 600.0,
     transport: Transport = "process_group",
     num_steps: int = STEPS,
+    homes_stay: bool = False,
 ) -> ScriptedPlans:
     """Attach an agent to a GPT, which gets another random plan in every step."""
     by_step = {
@@ -53,13 +54,15 @@ def balance(
         plan_timeout_s=1.0,
         collective_timeout_s=collective_timeout_s,
         transport=transport,
+        homes_stay=homes_stay,
+        guard=False,
     )
     with emulated():
         job.agent = attach(job.chunks, job.optimizer, config, plans=plans)
     return plans
 
 
-_BALANCING = {"plan", "collective_timeout_s", "transport", "num_steps"}
+_BALANCING = {"plan", "collective_timeout_s", "transport", "num_steps", "homes_stay"}
 
 
 def balanced_job(cluster: Cluster, **options: Any) -> tuple[GptJob, ScriptedPlans]:

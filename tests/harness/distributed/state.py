@@ -69,7 +69,10 @@ def owned(part: Any, parameter: Tensor) -> tuple[int, int]:
 
 
 def optimizer_state(optimizer: Any, named: Iterable[tuple[str, Tensor]]) -> Iterator[Part]:
-    """Yield main parameters and moments of megatron's plain and distributed optimizers."""
+    """Yield main parameters and moments of megatron's plain and distributed optimizers.
+
+    Of the second moment it yields the root, which differs as gradients do. Their squares differ twice as much.
+    """
     for name, parameter in named:
         for part in parts(optimizer, parameter):
             start, main = owned(part, parameter)[0], getattr(parameter, "main_param", None)
@@ -80,7 +83,8 @@ def optimizer_state(optimizer: Any, named: Iterable[tuple[str, Tensor]]) -> Iter
             state = part.optimizer.state.get(key, {})
             for kind, tensor in state.items():
                 if torch.is_tensor(tensor) and tensor.dim() > 0:
-                    yield name, kind, start, parameter.numel(), values(part.optimizer, key, kind).flatten()
+                    moment = values(part.optimizer, key, kind).flatten()
+                    yield name, kind, start, parameter.numel(), moment.sqrt() if kind == "exp_avg_sq" else moment
             if main is not None and state:
                 yield name, "main", start, parameter.numel(), main.detach().flatten()
             if isinstance(part.optimizer, HybridDeviceOptimizer) and key in part.optimizer.param_to_inner_param:

@@ -46,6 +46,7 @@ CONTRACT = Contract(
         build=build,
         train=train,
         exported=lambda job: job[0].engine.received[-1],
+        stores_by_expert=lambda job: bool(job[0].args.dist_ckpt_optim_fully_reshardable),
         num_passes=2 * NUM_UPDATES,  # passes over log-probabilities, and updates
         close=lambda job: job[0].passes.close(),
     )
@@ -127,5 +128,6 @@ SCENARIOS = named(
     S5_ms_swift_alone_loads_a_checkpoint_after_reorders,
     a_planner_plans_log_probs_of_a_generation_and_each_of_its_updates,
     S5_a_job_that_replays_nothing_is_planned_from_history,
+    CONTRACT.checkpoints_are_the_frameworks_own_unless_experts_may_move,
     CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
 )

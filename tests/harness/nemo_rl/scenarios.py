@@ -1,5 +1,6 @@
 """Scenarios on two ranks: NeMo-RL's worker alone, and with the plug-in on the same batches."""
 
+import inspect
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,7 +98,9 @@ def broadcast(worker: Any) -> list[torch.Tensor]:
     sent: list[torch.Tensor] = []
     worker.model = worker.move_model(worker.model, "cuda", move_grads=False)
     worker.model_update_group = SimpleNamespace(broadcast=lambda tensor, src: sent.append(tensor.clone()))
-    worker.broadcast_weights_for_collective(buffer_size_bytes=1 << 14, num_buffers=2)
+    send = worker.broadcast_weights_for_collective
+    sizes = {"buffer_size_bytes": 1 << 14, "num_buffers": 2}  # which 0.7.0 takes from the memory of the GPU
+    send(**{name: size for name, size in sizes.items() if name in inspect.signature(send).parameters})
     return [each.view(torch.float32) for each in sent]
 
 
@@ -112,6 +115,7 @@ CONTRACT = Contract(
         build=build,
         train=train,
         exported=streamed,
+        stores_by_expert=lambda worker: worker.mcore_state.cfg.checkpoint.dist_ckpt_optim_fully_reshardable,
         num_passes=NUM_UPDATES * PASSES_PER_UPDATE,
         close=_close,
     )
@@ -207,6 +211,7 @@ SCENARIOS = named(
     a_planner_plans_batches_of_dynamic_size,
     a_planner_plans_padded_batches,
     S5_a_job_that_replays_nothing_is_planned_from_history,
+    CONTRACT.checkpoints_are_the_frameworks_own_unless_experts_may_move,
     CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
     a_worker_without_optimizer_gets_no_agent,
     a_script_that_is_run_through_the_plug_in_starts_its_workers_in_the_environment_of_nemo_rls,

@@ -65,7 +65,7 @@ def build(worker: Any, config: dict[str, Any], *, init_optimizer: bool = True) -
     worker.cfg = config
     worker._router_replay_enabled = policy_worker.router_replay_enabled(config)
     worker.rank = torch.distributed.get_rank()
-    worker.timer = Timer(context={})
+    worker.timer = Timer()
     worker.dtype = torch.float32
     worker.sampling_params = worker.fp8_cfg = worker.defer_fp32_logits = worker.draft_model = None
     bridge = AutoBridge.from_hf_pretrained(config["model_name"])
@@ -188,8 +188,7 @@ def rollout(step: int, num_samples: int = GLOBAL_BATCH * NUM_GLOBAL_BATCHES) -> 
                 padded_length=LENGTH,
                 device="cpu",
                 require_complete_routed_experts=True,
-                routed_experts_dtype=torch.int8,
-            )
+            ).to(torch.int8)
         )
     input_ids = torch.from_numpy(ids)
     return BatchedDataDict(

@@ -40,6 +40,7 @@ class Balancing:
             model=job.model,
             cluster=cluster,
             plan_timeout_s=PLAN_TIMEOUT_S,
+            guard=False,
         )
         self._agent: Agent = attach(job.chunks, job.optimizer, config)
         job.agent = self._agent

@@ -46,6 +46,7 @@ CONTRACT = Contract(
         build=build,
         train=train,
         exported=workers.sent,
+        stores_by_expert=lambda worker: bool(worker.strategy.megatron_config.dist_ckpt_optim_fully_reshardable),
         num_passes=2 * NUM_UPDATES,
     )
 )
@@ -161,6 +162,7 @@ SCENARIOS = named(
     a_planner_plans_micro_batches_by_tokens,
     S5_a_job_that_replays_nothing_is_planned_from_history,
     experts_stay_while_gradients_accumulate,
+    CONTRACT.checkpoints_are_the_frameworks_own_unless_experts_may_move,
     CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
     the_entry_point_trains_with_the_worker_of_the_plug_in,
 )

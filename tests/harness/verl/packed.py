@@ -90,7 +90,7 @@ def _built(at: Rank, *, balanced: bool) -> Any:
 
 def _trained(at: Rank, *, balanced: bool, pack: bool) -> tuple[list[list[int]], Trained, int]:
     """Return the orders of the batches, what the engine computed, and the token copies that left their machine."""
-    with mock.patch.dict(os.environ, RELIBRA_PACK=str(pack)):
+    with mock.patch.dict(os.environ, RELIBRA_PACK=str(pack), RELIBRA_HARDWARE="h100"):
         engine = _built(at, balanced=balanced)
     trained, crossing, orders = Trained(), 0, []
     config = driver.configuration(f"+relibra.pack={pack}")

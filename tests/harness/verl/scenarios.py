@@ -7,6 +7,9 @@ from harness.plugin_contract import AWAY, Contract, Plugin, Rank, check_equal, c
 from harness.trained import ROUNDING, Trained, differing, relative
 from harness.verl import engines, training
 from harness.verl.colocated import a_critic_and_a_reference_in_the_same_process_stay_as_they_are
+from harness.verl.decoupled import (
+    S5_old_log_probs_are_those_of_verl_alone_when_experts_move_between_local_steps,
+)
 from harness.verl.mbridge import S5_mbridge_exports_saves_and_loads_every_expert_under_its_name_after_reorders
 from harness.verl.training import CONTRACT
 
@@ -67,6 +70,7 @@ def recorded_routing_is_planned_for_the_update(at: Rank) -> None:
         build=training.build,
         train=training.train_on_recorded,
         exported=engines.exported,
+        stores_by_expert=training.stores_by_expert,
         num_passes=4,
     )
     outcomes = Contract(plugin).trained(at, "verl-recorded", of_build={"mode": "R2"})
@@ -110,8 +114,10 @@ SCENARIOS = named(
     S5_a_planner_plans_every_pass_of_batches_of_dynamic_size,
     recorded_routing_is_planned_for_the_update,
     S5_a_job_that_replays_nothing_is_planned_from_history,
+    CONTRACT.checkpoints_are_the_frameworks_own_unless_experts_may_move,
     CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
     S5_training_is_that_of_verl_alone_when_verl_offloads_everything,
+    S5_old_log_probs_are_those_of_verl_alone_when_experts_move_between_local_steps,
     a_critic_and_a_reference_in_the_same_process_stay_as_they_are,
     S5_mbridge_exports_saves_and_loads_every_expert_under_its_name_after_reorders,
 )

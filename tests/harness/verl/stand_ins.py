@@ -98,6 +98,7 @@ def _offload() -> None:
 
     empty = torch.empty
     torch.empty = lambda *sizes, pin_memory=False, **options: empty(*sizes, **options)
+    torch.Tensor.pin_memory = lambda self: self
 
     def moved(tensor: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         elsewhere = tensor.clone()

@@ -25,6 +25,11 @@ def build(at: Rank, *, balanced: bool, **options: Any) -> Any:
     return engines.build(engine_class(balanced=balanced), at.folder / "model", **options)
 
 
+def stores_by_expert(engine: Any) -> bool:
+    """Return whether checkpoints have optimizer state by expert."""
+    return bool(engine.checkpoint_mananager.config.megatron.dist_ckpt_optim_fully_reshardable)
+
+
 def infer(trained: Trained, engine: Any, data: Any) -> Any:
     """Run a pass without gradients; return its output."""
     output = engines.inferred(engine, data)
@@ -65,6 +70,7 @@ CONTRACT = Contract(
         build=build,
         train=train,
         exported=engines.exported,
+        stores_by_expert=stores_by_expert,
         num_passes=2 * NUM_UPDATES,
     )
 )

@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,8 +22,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from harness import doc_blocks, tiny_qwen3_moe
 from harness.trained import Result, note_outcomes
 from harness.verl import engines
+from relibra.routing.sequence_name import name_sequence
+from relibra.wire.client import PlannerClient
 
 AWAY = "127.0.0.1:1"
+REPORTED_WITHIN_S = 120.0
 NUM_STEPS = 2
 MINI_BATCH = engines.RANKS * engines.NUM_SAMPLES
 
@@ -63,10 +67,12 @@ class Jobs:
 
     def run(self, config: DictConfig) -> None:
         """Run the jobs, and write what each rank computed."""
+        import harness.verl.driver  # noqa: F401  # loads verl's trainers before the plug-in, as a TaskRunner does
+
         OmegaConf.resolve(config)
         results: list[Result] = [{} for _ in range(engines.RANKS)]
         folder = Path(config.trainer.default_local_dir)
-        for job in (planned, packed, away):
+        for job in (planned, streamed, packed, away):
             try:
                 found = job(config)
             except Exception:
@@ -90,6 +96,51 @@ def planned(config: DictConfig) -> list[Result]:
     return [{"launches": [launch[rank] for launch in launches], "metrics": metrics} for rank in range(engines.RANKS)]
 
 
+def streamed(config: DictConfig) -> list[Result]:
+    """verl's agent loops hand samples on while the rollout lasts; then the same samples are trained."""
+    from verl.experimental.agent_loop import AgentLoopManager
+    from verl.utils.config import omega_conf_to_dataclass
+
+    from harness.verl import agent_loop
+    from relibra.plugins.verl.dealer import ask_first_worker
+
+    samples = [sample for rank in range(engines.RANKS) for sample in samples_of(engines.batch(rank, 0))]
+    with open_dict(config):
+        config.trainer.experiment_name = "streamed"
+        agent = config.actor_rollout_ref.rollout.agent
+        agent.num_workers = 1
+        agent.agent_loop_config_path = str(agent_loop.write_configuration(Path(config.trainer.default_local_dir)))
+    with started(config) as group:
+        group.init_model()
+        omega_conf_to_dataclass(config.actor_rollout_ref.model)  # as TaskRunner does, for the tokenizer
+        manager = AgentLoopManager.create(config=config, llm_client=None)
+        manager.generate_sequences(agent_loop.batch_of(samples[1:]))
+        manager.generate_sequences(agent_loop.batch_of(samples[:1], validate=True))
+        job = ask_first_worker(group)
+        assert job is not None
+        names = [name_sequence([*prompt, *response]) for prompt, response, _ in samples]
+        missing = names
+        deadline_s = time.monotonic() + REPORTED_WITHIN_S
+        with PlannerClient(job.settings.planner, attempt=job.attempt) as planner:
+            while len(missing) > 1 and time.monotonic() < deadline_s:
+                missing = planner.claim_sequences(job.settings.job, 0, names)
+        train(group)
+        ranks = everywhere(group, seen)
+        for worker in manager.agent_loop_workers:
+            ray.kill(worker)
+    with open_dict(config):
+        config.trainer.experiment_name = "under Ray"
+    return [each | {"missing": missing} for each in ranks]
+
+
+def samples_of(data: Any) -> list[tuple[list[int], list[int], Any]]:
+    """Return prompt, response and routing of every sample, as an engine returns them."""
+    return [
+        (tokens[:2].tolist(), tokens[2:].tolist(), routed[:-1].numpy())
+        for tokens, routed in zip(data["input_ids"].unbind(), data["routed_experts"].unbind(), strict=True)
+    ]
+
+
 def packed(config: DictConfig) -> list[Result]:
     """The driver deals a batch by verl's own `_balance_batch`, first without `pack` and then with it."""
     from verl.utils.config import omega_conf_to_dataclass
@@ -99,6 +150,7 @@ def packed(config: DictConfig) -> list[Result]:
     with open_dict(config):
         config.trainer.experiment_name = "packed"
         config.relibra.pack = True
+        config.relibra.hardware = "h100"  # ranks on CPUs have no prices
     with started(config) as group:
         everywhere(group, pretend_own_machine)
         group.init_model()

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relibra.planner.loop.retention import RetentionLimits, steps_to_expire, summaries_to_drop
+from relibra.planner.loop.retention import steps_to_expire, summaries_to_drop
+from relibra.planner.settings import PlannerSettings
 from relibra.store import ExpiryCause, RetainedStep
 from relibra.store.keys import RETAINED_ATTEMPTS
 
 HOUR_S = 3600.0
-LIMITS = RetentionLimits(retained_steps=8, retained_s=HOUR_S, retained_bytes=1000, num_fetchable=2)
+LIMITS = PlannerSettings.model_construct(retained_steps=8, retained_s=HOUR_S, retained_bytes=1000, max_open_steps=2)
 
 
 def planned(step: int, *, size_bytes: int = 1, age_s: float = 0.0) -> RetainedStep:
@@ -42,7 +43,7 @@ def expired(
     steps: list[RetainedStep],
     *older: list[RetainedStep],
     silent_s: float = 0.0,
-    limits: RetentionLimits = LIMITS,
+    limits: PlannerSettings = LIMITS,
 ) -> list[dict[int, ExpiryCause]]:
     found = steps_to_expire([steps, *older], silent_s, limits)
     return [{each.step: cause for each, cause in causes.items()} for causes in found]
@@ -57,7 +58,7 @@ def test_steps_expire_until_the_rest_fits_oldest_attempt_first() -> None:
     before = [planned(step, size_bytes=200) for step in (1, 2, 3)]
     by_size = ExpiryCause.BYTES
     assert expired(current, before) == [{}, {1: by_size, 2: by_size}]
-    tight = replace(LIMITS, retained_bytes=500)
+    tight = LIMITS.model_copy(update={"retained_bytes": 500})
     assert expired(current, before, limits=tight) == [{1: by_size, 2: by_size}, {1: by_size, 2: by_size, 3: by_size}]
 
 
@@ -99,17 +100,17 @@ ONE_STEP = st.one_of(
 STEPS = st.lists(ONE_STEP, max_size=12).map(lambda each: [replace(one, step=index) for index, one in enumerate(each)])
 ATTEMPTS = st.lists(STEPS, min_size=1, max_size=RETAINED_ATTEMPTS + 1)
 ANY_LIMITS = st.builds(
-    RetentionLimits,
+    PlannerSettings.model_construct,
     retained_steps=st.integers(2, 10),
     retained_s=AGES,
     retained_bytes=st.integers(1, 4000),
-    num_fetchable=st.integers(1, 4),
+    max_open_steps=st.integers(1, 4),
 )
 
 
 @given(attempts=ATTEMPTS, silent_s=AGES, limits=ANY_LIMITS)
 def test_S7_what_stays_is_within_the_limits_or_needed(
-    attempts: list[list[RetainedStep]], silent_s: float, limits: RetentionLimits
+    attempts: list[list[RetainedStep]], silent_s: float, limits: PlannerSettings
 ) -> None:
     found = steps_to_expire(attempts, silent_s, limits)
     kept = [[each for each in steps if each not in gone] for steps, gone in zip(attempts, found, strict=True)]
@@ -125,10 +126,10 @@ def test_S7_what_stays_is_within_the_limits_or_needed(
     assert set(latest_planned) <= {each.step for each in current}
     is_alive = silent_s <= limits.retained_s
     if is_alive:
-        assert set(ended[-min(limits.num_fetchable, limits.retained_steps) :]) <= {each.step for each in current}
+        assert set(ended[-min(limits.max_open_steps, limits.retained_steps) :]) <= {each.step for each in current}
 
     # Anything else is within every limit.
-    fetchable = ended[-min(limits.num_fetchable, limits.retained_steps) :] if is_alive else []
+    fetchable = ended[-min(limits.max_open_steps, limits.retained_steps) :] if is_alive else []
     spare = [
         each
         for each in current

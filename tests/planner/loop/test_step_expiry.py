@@ -53,7 +53,8 @@ def test_S7_bytes_of_a_job_stay_below_the_limit(store: Store, run: Loop, job: Jo
     summaries = run(store.list_summaries(job))
     assert [each.step for each in summaries] == list(range(8, 0, -1))
     assert {each.expired.cause for each in summaries if each.expired} == {ExpiryCause.BYTES}
-    counted = metrics._registry.get_sample_value("relibra_planner_expired_steps_total", {"cause": "bytes"})
+    (family,) = metrics.expired_steps.collect()
+    (counted,) = [sample.value for sample in family.samples if sample.name.endswith("_total")]
     assert counted == 8
 
 

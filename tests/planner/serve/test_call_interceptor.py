@@ -13,11 +13,11 @@ import pytest
 from relibra.errors import TooManyCalls, Unavailable
 from relibra.planner.limits.admission import Admission, account_of_connection
 from relibra.planner.limits.limiter import Limiter
-from relibra.planner.limits.receiving import MessageTimeout
 from relibra.planner.metrics import Metrics
 from relibra.planner.plan_notifier import ShuttingDown
 from relibra.planner.serve.access import ANYBODY
 from relibra.planner.serve.call_interceptor import CallInterceptor
+from relibra.planner.serve.message_reader import MessageTimeout
 from relibra.planner.settings import PlannerSettings
 
 
@@ -74,7 +74,7 @@ def test_S6_a_stream_that_makes_room_is_told_at_once_and_is_no_refusal_that_wait
         serve = interceptor._ours(SimpleNamespace(stream_stream=responses), "ReportRouting")
         serving = asyncio.create_task(interceptor._answering("ReportRouting", serve)(None, context))
         await has_begun.wait()
-        refusing = mock.patch.object(admission.refusals, "wait", side_effect=AssertionError("it waits"))
+        refusing = mock.patch.object(admission, "wait_for_refusal", side_effect=AssertionError("it waits"))
         with refusing, admission.streams.hold(account_of_connection(peer)):
             await serving
         assert "made room for another" in context.abort.call_args.args[1]
@@ -149,7 +149,7 @@ def test_S6_a_call_that_waits_for_its_refusal_counts_for_the_job_of_its_caller()
         refused = [asyncio.create_task(answer(None, Context())) for _ in range(1000)]
         await asyncio.sleep(0)
         assert len(admission.refusals) > 900
-        await asyncio.wait_for(admission.refusals.wait("modest", None), 60)
+        await asyncio.wait_for(admission.wait_for_refusal("modest", None), 60)
         Context.remaining_s = 0.01
         await asyncio.wait_for(answer(None, Context()), 60)  # the caller does not wait any longer
         for task in refused:

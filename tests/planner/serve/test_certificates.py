@@ -9,7 +9,7 @@ from cryptography import x509
 from harness.certificates import Authority
 from harness.services import CLUSTER, MODEL, PARAMS, Service, eventually
 from relibra.errors import InvalidInput
-from relibra.planner.serve.certificates import CertificateFiles
+from relibra.planner.serve.certificates import CertificateFiles, check_dates
 from relibra.wire.client import PlannerClient
 from relibra.wire.credentials import Credentials
 
@@ -64,3 +64,17 @@ def test_files_that_are_missing_or_do_not_belong_together_are_refused(tmp_path: 
         CertificateFiles(*expired, None).to_grpc()
     with pytest.raises(InvalidInput, match=r"TLS file: .*nobody"):
         CertificateFiles(cert_file, tmp_path / "nobody.key", None).to_grpc()
+
+
+def test_a_certificate_is_valid_from_its_first_moment_to_its_last(tmp_path: Path) -> None:
+    cert_file, key_file = Authority(tmp_path).issue("planner", spiffe_id="spiffe://relibra/job/job/trainer")
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(cert_file, key_file)
+    dates = x509.load_pem_x509_certificate(cert_file.read_bytes())
+    start, end = dates.not_valid_before_utc, dates.not_valid_after_utc
+    for moment in (start, end):
+        check_dates(server, cert_file, moment.timestamp())
+    with pytest.raises(InvalidInput, match=rf"renew it, got one that expired at {end:%Y-%m-%d %H:%M} UTC"):
+        check_dates(server, cert_file, end.timestamp() + 1)
+    with pytest.raises(InvalidInput, match=rf"check the clock .*, got one that is valid from {start:%Y-%m-%d %H:%M}"):
+        check_dates(server, cert_file, start.timestamp() - 1)

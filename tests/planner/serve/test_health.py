@@ -142,7 +142,7 @@ def test_a_planner_whose_solver_warms_up_is_not_ready_until_it_is_warm(store: St
     run(health.look())
     assert run(status(health)) == NOT_SERVING
     assert health._servicer.waits_for is WaitsFor.SOLVER
-    assert metrics._probes.answer("/readyz") == (False, "not ready: the solver warms up")
+    assert metrics.probe("/readyz") == (False, "not ready: the solver warms up")
     obstacle = ""
     run(health.look())
     assert run(status(health)) == SERVING

@@ -54,7 +54,7 @@ def test_many_fetches_at_once_read_once_even_if_one_hangs_up(
         plans = await asyncio.gather(*fetches[1:])
         assert counting.num_reads == 1
         assert all(plan is plans[0] for plan in plans)
-        assert plans[0].response.plan.digest == PLAN.digest
+        assert plans[0].plan.digest == PLAN.digest
 
     run(scenario())
 
@@ -62,7 +62,7 @@ def test_many_fetches_at_once_read_once_even_if_one_hangs_up(
 def test_S7_only_the_last_plans_are_held(counting: CountingStore, run: Loop, job: JobRecord) -> None:
     plan = run(PlanCache(counting).get("job", job.epoch, 1))
     counting.num_reads = 0
-    cache = PlanCache(counting, max_size_bytes=2 * plan.size_bytes)
+    cache = PlanCache(counting, max_size_bytes=2 * plan.ByteSize())
     for step in (1, 2, 1, 3, 1):
         run(cache.get("job", job.epoch, step))
     assert counting.num_reads == 3
@@ -116,7 +116,7 @@ def test_S4_a_re_created_job_is_noticed(counting: CountingStore, run: Loop, job:
     publish(counting, run, again, 1)
     with pytest.raises(StaleEpoch):
         run(cache.get("job", job.epoch, 1))
-    assert run(cache.get("job", again.epoch, 1)).id > before.id
+    assert run(cache.get("job", again.epoch, 1)).plan.id.epoch > before.plan.id.epoch
 
 
 def test_S4_a_plan_of_before_is_not_served_to_the_attempt_that_follows(
@@ -128,7 +128,7 @@ def test_S4_a_plan_of_before_is_not_served_to_the_attempt_that_follows(
     again = run(counting.register_job("job", MODEL, CLUSTER, PARAMS))
     assert run(cache.get("job", again.epoch, 1)) is None
     publish(counting, run, again, 1)
-    assert run(cache.get("job", again.epoch, 1)).id > before.id
+    assert run(cache.get("job", again.epoch, 1)).plan.id.epoch > before.plan.id.epoch
 
 
 def test_S4_plans_of_a_job_are_asked_for_again_once_another_attempt_began(

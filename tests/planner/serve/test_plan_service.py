@@ -115,10 +115,26 @@ def test_unknown_jobs_are_refused(client: PlannerClient) -> None:
         client.submit_schedule("nobody", 1, ["seq"], Schedule.round_robin(1, 1, CLUSTER))
 
 
-def test_a_sequence_scheduled_twice_is_refused(client: PlannerClient, job_id: str, ids: list[str]) -> None:
-    with pytest.raises(InvalidInput, match="'seq-0' twice"):
-        client.submit_schedule(job_id, 1, [*ids[:7], "seq-0"], SCHEDULE)
-    assert_nothing_was_kept(client, job_id)
+def test_a_sequence_that_is_trained_twice_is_scheduled_twice(
+    client: PlannerClient, job_id: str, ids: list[str]
+) -> None:
+    assert client.submit_schedule(job_id, 1, [*ids[:7], "seq-0"], SCHEDULE) == 1
+    assert client.fetch_plan(job_id, 1, MODEL, wait_s=60) is not None
+
+
+def test_a_rollout_that_counts_no_steps_has_the_next_one_planned(
+    client: PlannerClient, shared_planner: Service, job_id: str, ids: list[str]
+) -> None:
+    with RolloutReporter(shared_planner.address, job_id, num_experts=MODEL.num_experts) as reporter:
+        for index in range(2):
+            reporter.report(None, f"ahead-{index}", routed_experts(index, 5))
+    assert client.claim_sequences(job_id, 1, ["ahead-1", "lost", *ids]) == [1]
+    assert client.submit_schedule(job_id, None, ["ahead-1", "ahead-0"]) == 2, "step 1 has sequences"
+    plan = client.fetch_plan(job_id, 2, MODEL, wait_s=60)
+    assert plan is not None
+    assert plan.level is Level.STEP
+    with pytest.raises(NotFound, match=r"1 of 2 .* step 3 .*: 'lost'"):
+        client.submit_schedule(job_id, None, ["ahead-0", "lost"])
 
 
 def test_sequences_never_reported_are_counted_and_named(client: PlannerClient, job_id: str, ids: list[str]) -> None:

@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, eventually, is_alive
 from harness.step_samples import IDS, SCHEDULE, report_all
 from relibra.errors import LimitExceeded, UnknownJob
+from relibra.planner.settings import PlannerSettings
 from relibra.planner.solve import solver, solving
 from relibra.planner.solve.packing import PackTask
 from relibra.planner.solve.solver import SolverPool
@@ -24,6 +26,11 @@ from relibra.planning.schedule import PackingRules
 from relibra.store import EncodedPlan, SequenceCounts, Store
 
 MEMORY_BYTES = 1 << 30
+
+
+def pool_of(redis_url: str, **settings: Any) -> SolverPool:
+    limits = {"solve_timeout_s": 60, "solver_memory_bytes": MEMORY_BYTES, "num_solvers": 1, "num_solver_threads": 1}
+    return SolverPool(PlannerSettings.load(redis_url=redis_url, **limits | settings))
 
 
 def workers(pool: SolverPool) -> list[int]:
@@ -71,7 +78,7 @@ def test_a_worker_that_dies_or_runs_away_is_replaced_and_harms_nobody(store: Sto
     run(store.put_schedule(job, 1, IDS, SCHEDULE))
 
     async def scenario() -> None:
-        async with running(SolverPool(redis_url, timeout_s=60, memory_bytes=MEMORY_BYTES, num_solvers=2), 2) as pool:
+        async with running(pool_of(redis_url, num_solvers=2), 2) as pool:
             first = await pool.solve("job", 1)
             with pytest.raises(UnknownJob):
                 await pool.solve("nobody", 1)
@@ -86,14 +93,14 @@ def test_a_worker_that_dies_or_runs_away_is_replaced_and_harms_nobody(store: Sto
                 await dying
             assert pool.num_warm == 1, "a worker is none before it is warm"
 
-            pool._timeout_s = 0.2
+            pool._settings = pool._settings.model_copy(update={"solve_timeout_s": 0.2})
             (stopped,) = workers(pool)
             os.kill(stopped, signal.SIGSTOP)
             with pytest.raises(TimeoutError, match=r"longer than 0\.2 s and was killed"):
                 await pool.solve("job", 1)
             eventually(lambda: not is_alive(stopped))
 
-            pool._timeout_s = 60
+            pool._settings = pool._settings.model_copy(update={"solve_timeout_s": 60})
             await has_warm(pool, 2)
             assert (await pool.solve("job", 1)).digest == first.digest
             left = workers(pool)
@@ -110,7 +117,7 @@ def test_a_worker_that_is_killed_while_it_packs_is_replaced_and_packs_again(
     task = PackTask(job=job, step=1, sequence_ids=IDS, length_S=np.arange(5, 13), start=SCHEDULE, rules=PackingRules())
 
     async def scenario() -> None:
-        async with running(SolverPool(redis_url, timeout_s=60, memory_bytes=MEMORY_BYTES)) as pool:
+        async with running(pool_of(redis_url)) as pool:
             (killed,) = workers(pool)
             os.kill(killed, signal.SIGSTOP)
             dying = asyncio.create_task(pool.pack(task))
@@ -141,7 +148,7 @@ def test_S7_a_solve_that_needs_more_memory_than_it_may_take_fails_and_leaves_a_f
     run(store.put_schedule(small, 1, IDS, SCHEDULE))
 
     async def scenario() -> None:
-        async with running(SolverPool(redis_url, timeout_s=60, memory_bytes=64 << 20)) as pool:
+        async with running(pool_of(redis_url, solver_memory_bytes=64 << 20)) as pool:
             await pool.solve("job", 1)
             (first,) = workers(pool)
             told = r"ran out of memory: it may take 67108864 bytes .solver_memory_bytes"
@@ -161,7 +168,7 @@ def test_S9_a_worker_that_dies_while_it_warms_up_is_replaced_and_the_log_says_so
     caplog.set_level(logging.INFO)
 
     async def scenario() -> None:
-        pool = SolverPool(redis_url, timeout_s=60, memory_bytes=MEMORY_BYTES)
+        pool = pool_of(redis_url)
         started = asyncio.create_task(pool.run())
         await asyncio.to_thread(eventually, lambda: pool._cold is not None)
         assert pool.obstacle.startswith("the solver warms up")
@@ -198,7 +205,7 @@ def test_S9_a_solver_that_finds_no_room_for_its_process_is_started_again(
             return 7, 0
 
     async def scenario() -> str:
-        async with running(SolverPool("unix:///unused", timeout_s=60, memory_bytes=MEMORY_BYTES)) as pool:
+        async with running(pool_of("unix:///unused")) as pool:
             return pool.obstacle
 
     monkeypatch.setattr(solver, "_Worker", Worker)
@@ -228,7 +235,7 @@ def test_S9_a_solver_that_does_not_become_warm_is_started_again_and_others_go_on
             return 7, 0
 
     async def scenario() -> None:
-        pool = SolverPool("unix:///unused", timeout_s=60, memory_bytes=MEMORY_BYTES, num_solvers=2)
+        pool = pool_of("unix:///unused", num_solvers=2)
         async with running(pool, 2):
             pool.grow()
             assert (pool.num_warm, pool.obstacle) == (2, "")
@@ -256,14 +263,14 @@ def test_S6_what_other_solves_left_in_a_worker_fails_no_step(has_worked: bool, m
             self._number = Worker.num_started
             Worker.num_started += 1
 
-        async def solve(self, *_: object) -> str:
+        async def do(self, *_: object) -> str:
             tried.append(self._number)
             if self._number == 0:
                 raise MemoryError
             return "plan"
 
     async def scenario() -> EncodedPlan:
-        async with running(SolverPool("unix:///unused", timeout_s=60, memory_bytes=MEMORY_BYTES)) as pool:
+        async with running(pool_of("unix:///unused")) as pool:
             return await pool.solve("job", 1)
 
     monkeypatch.setattr(solver, "_Worker", Worker)
@@ -284,7 +291,7 @@ def test_S6_a_solve_that_is_cancelled_as_its_worker_died_leaves_a_fresh_worker(m
 
         is_dead = False
 
-        async def solve(self, *_: object) -> str:
+        async def do(self, *_: object) -> str:
             self.is_dead = True
             raise BrokenProcessPool("it died")
 
@@ -294,7 +301,7 @@ def test_S6_a_solve_that_is_cancelled_as_its_worker_died_leaves_a_fresh_worker(m
             return "never"
 
     async def scenario() -> None:
-        async with running(SolverPool("unix:///unused", timeout_s=600, memory_bytes=MEMORY_BYTES)) as pool:
+        async with running(pool_of("unix:///unused", solve_timeout_s=600)) as pool:
             solving = asyncio.create_task(pool.solve("job", 1))
             await is_asked.wait()
             solving.cancel()

@@ -6,7 +6,7 @@ import pytest
 from harness.plan_files import read_plan_file
 from relibra.errors import InvalidInput
 from relibra.planning import Cluster, Model, Schedule, StepLoad, check_plan
-from relibra.planning.expected.loads import WINDOW, mean_micro_batch, micro_batches_of, seen_load
+from relibra.planning.expected.loads import WINDOW, deal_often, mean_micro_batch, micro_batches_of, seen_load
 from relibra.planning.expected.realised import realised_loads
 from relibra.planning.plan import Level
 from relibra.planning.plan_file import plan_to_bytes
@@ -90,3 +90,20 @@ def test_a_plan_for_what_was_seen_has_the_same_replicas_in_all_rows() -> None:
     assert by_row[0] == by_row[1] == by_row[2] != []
     foresight = solve(actual, SCHEDULE, MODEL, CLUSTER).prediction
     assert foresight.imbalance_after <= plan.prediction.imbalance_after < 0.7 * foresight.imbalance_before
+
+
+@pytest.mark.parametrize(("num_ep_groups", "num_orders"), [(1, 8), (3, 2), (10, 1)])
+def test_S8_a_step_is_dealt_to_about_as_many_micro_batches_however_many_it_has(
+    num_ep_groups: int, num_orders: int
+) -> None:
+    counts_SLE = np.arange(1, 41).reshape(40, 1, 1)
+    cluster = replace(CLUSTER, num_ep_groups=num_ep_groups)
+    dealt_NLE = deal_often(counts_SLE, cluster)
+    orders = dealt_NLE.reshape(num_orders, 4 * num_ep_groups)
+    assert (orders.sum(axis=1) == counts_SLE.sum()).all(), "every order has all sequences"
+    assert len({tuple(order) for order in orders}) == num_orders
+    np.testing.assert_array_equal(dealt_NLE, deal_often(counts_SLE, cluster))
+
+
+def test_a_step_of_fewer_sequences_than_micro_batches_is_dealt_one_by_one() -> None:
+    assert (deal_often(np.ones((2, 1, 1), int), CLUSTER) == 1).all()

@@ -62,6 +62,15 @@ def test_a_packing_never_costs_more_than_the_schedule_that_it_begins_from(step, 
     assert judge.judge(packing.schedule, packing.home_LE).cost <= judge.judge(step.start, current_LE).cost
 
 
+@given(step=steps, rules=_rules, params=_params, is_first=st.booleans())
+@settings(max_examples=10, deadline=None)
+def test_where_homes_stay_sequences_are_packed_for_those_of_plain_expert_parallelism(step, rules, params, is_first):
+    identity_LE = step.cluster.identity_placement(step.model)
+    current_LE = None if is_first else np.ascontiguousarray(identity_LE[:, ::-1])
+    packing, _ = _repack(step, rules, replace(params or PlanParams(), homes_stay=True), previous_home_LE=current_LE)
+    np.testing.assert_array_equal(packing.home_LE, identity_LE)
+
+
 @given(step=steps, rules=_rules, params=_params)
 @settings(max_examples=10, deadline=None)
 def test_S8_equal_inputs_give_equal_packings(step, rules, params):

@@ -24,6 +24,12 @@ def test_workers_get_the_settings_and_all_other_variables_of_relibra() -> None:
         "RELIBRA_PLANNER": "new:2",
         "RELIBRA_JOB": "My-Project-r1",
         "RELIBRA_PLAN_TIMEOUT_S": "30.0",
+        "RELIBRA_PACK": "False",
+        "RELIBRA_TRANSPORT": "auto",
+        "RELIBRA_HOST_COPY": "False",
+        "RELIBRA_REORDER": "auto",
+        "RELIBRA_GUARD": "True",
+        "RELIBRA_MODE": "balance",
         "RELIBRA_TOKEN_FILE": "/run/token",
     }
 

@@ -8,9 +8,10 @@ from unittest import mock
 
 import pytest
 
-from relibra.agent import Phase
+from relibra.agent import Phase, StepOutcome
 from relibra.errors import InvalidInput, Unsupported
 from relibra.plugins.balanced_passes import BalancedPasses
+from relibra.plugins.settings import PluginSettings
 from relibra.plugins.slime import training as module
 from relibra.plugins.slime.framework import SLIME
 from relibra.plugins.slime.training import BalancedTraining
@@ -21,7 +22,8 @@ class Recorded:
 
     def __init__(self, *, is_taken: bool = True) -> None:
         self.calls: list[Any] = []
-        self._is_taken, self.is_reporting = is_taken, True
+        self._is_taken, self.is_reporting, self.homes_stay = is_taken, True, False
+        self.settings = PluginSettings(planner="planner:7420", job="job")
 
     def submit(self, pass_index: int, batch: Callable[[], Any]) -> bool:
         self.calls.append(("submit", pass_index, len(batch().micro_batches)))
@@ -30,9 +32,12 @@ class Recorded:
     def has_planner(self) -> bool:
         return True
 
+    def runs_plain(self, phase: Phase) -> bool:
+        return False
+
     def begin_step(self, step: int, phase: Phase, *, plan_timeout_s: float | None) -> Any:
         self.calls.append((phase, step))
-        return SimpleNamespace(causes=())
+        return StepOutcome(step=step, applied=None, reason="recorded")
 
     def end_step(self) -> None:
         self.calls.append("end")

@@ -19,8 +19,10 @@ from relibra.agent.homes.by_place import PlaceNames
 from relibra.agent.homes.guard import WeightGuard
 from relibra.agent.homes.homes import Homes
 from relibra.agent.phases import Phases
+from relibra.agent.plans.agreement import Spent
 from relibra.agent.plans.outcome import StepOutcome
 from relibra.agent.plans.plan_source import PlanSource
+from relibra.agent.plans.stopwatch import Clock
 from relibra.agent.setting import Refusal
 from relibra.agent.step import StepOpener
 from relibra.agent.weights import WeightAccess
@@ -47,6 +49,7 @@ class Agent(WeightAccess):
         reduces_early: bool,
         replay_obstacle: Callable[[], Refusal | None],
         device: torch.device,
+        clock: Clock,
     ) -> None:
         super().__init__(
             config=config,
@@ -66,6 +69,7 @@ class Agent(WeightAccess):
             groups=groups,
             plans=plans,
             transport=context.transport,
+            clock=clock,
             cells=lambda: self._opener.cells,
             replay_obstacle=replay_obstacle,
             device=device,
@@ -84,7 +88,7 @@ class Agent(WeightAccess):
                 cells=lambda: self._opener.cells,
                 has_routing=self._phases.has_routing,
                 logical_experts=places.logical_experts,
-                check_weights=guard.check_if_written,
+                check_weights=guard.check_forward,
                 note_forward=places.forget_sharded_names,
             )
             for index, each in experts.items()
@@ -100,6 +104,11 @@ class Agent(WeightAccess):
     def ep_group(self) -> int:
         """The index of this rank's EP group."""
         return self._groups.seat.ep_group
+
+    @property
+    def homes_stay(self) -> bool:
+        """Whether no plan moves an expert, so that a place always stands for the same one."""
+        return self._config.homes_stay
 
     @property
     def slot_bytes(self) -> int:
@@ -129,6 +138,7 @@ class Agent(WeightAccess):
         the step after the last one may be out of date.
         """
         self._close_step(with_reports=False)
+        self._opener.trials.drop()
         self._plans.rollback(step)
         self._last_step = None
 
@@ -141,6 +151,9 @@ class Agent(WeightAccess):
         phase of the same step executes the agreed plan. If the ranks do not all hold the same plan, the step keeps the
         last one; the outcome says why. If another step is still open, it ends first. A step that is not above the one
         before repeats it: see `rollback`.
+
+        With `guard`, some steps are run plain and measured: every expert stays at the home that it has, and no copies
+        are made. If planned steps are not faster, this goes on until the next trial. `causes` of the outcome say so.
 
         No optimizer may step in phase RECOMPUTE. With `host_copy`, this phase begins with a copy of the weights to host
         memory, and the call returns when all ranks of the node have made it.
@@ -167,8 +180,8 @@ class Agent(WeightAccess):
         if is_first:
             self._last_step = step
             timeout_s = self._config.plan_timeout_s if plan_timeout_s is None else plan_timeout_s
-            self._outcome = self._opener.open(step, timeout_s)
-            self._guard.is_armed |= self._outcome.applied is not None
+            self._outcome = self._opener.open(step, phase, timeout_s)
+            self._guard.is_armed |= self._outcome.applied is not None and not self._config.homes_stay
             self._guard.note_begun(has_moved=self._outcome.num_moved_experts > 0)
         if phase is Phase.UPDATE and not self._guard.sees_optimizer:
             self._guard.forget()  # from now on an optimizer changes the weights, until the step ends
@@ -180,6 +193,10 @@ class Agent(WeightAccess):
             self._context.fetcher.freeze()
         self._phases.begin(phase, self._outcome)
         return self._outcome
+
+    def runs_plain(self, phase: Phase) -> bool:
+        """Return whether a step that begins now with `phase` runs plain, so that nobody need submit it (`guard`)."""
+        return self._opener.trials.plain(phase) is not None
 
     def set_routing(self, micro_batch: int, routed_LTK: Tensor) -> None:
         """Set the routing of a micro-batch of the open phase. Its forward and any recomputation use it.
@@ -263,6 +280,7 @@ class Agent(WeightAccess):
             RelibraError: other weights than the trained ones are in the modules of a rank, or the phase is RECOMPUTE.
             Unsupported: the routers of a rank did not use the routing that was set.
         """
+        self._phases.mark()
         self._homes.check_at_home()
         self._phases.check_may_train()
         self._check_weights(self._guard.check_trained, "before the optimizer's step", self._phases.take_refusal())
@@ -270,11 +288,13 @@ class Agent(WeightAccess):
     def _close_step(self, *, with_reports: bool = True) -> None:
         self._context.drain()
         if self._phases.has(Phase.UPDATE) and not self._guard.sees_optimizer:
+            self._phases.mark()
             self._guard.note_trained()
+        spent = Spent()
         if with_reports:
-            self._phases.close()
+            spent = self._phases.close()
         else:
             self._phases.drop()
         if self._outcome is not None:
             self._outcome = None
-            self._opener.close()
+            self._opener.close(spent)

@@ -1,7 +1,7 @@
 """`attach`: hook an agent into a built model, on all ranks or on none."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -21,22 +21,19 @@ from relibra.agent.connection import connect
 from relibra.agent.expert_sizes import ExpertSizes
 from relibra.agent.experts import Experts, experts_of
 from relibra.agent.groups import Groups, Member, Topology
-from relibra.agent.homes.by_place import (
-    PlaceNames,
-    check_named_parameters,
-    check_optimizer_state_dicts,
-)
+from relibra.agent.homes.by_place import PlaceNames
 from relibra.agent.homes.guard import WeightGuard
 from relibra.agent.homes.homes import Homes
 from relibra.agent.homes.optimizer_state import OptimizerState
 from relibra.agent.homes.optimizer_steps import around_steps
-from relibra.agent.homes.order import check_state_dicts
 from relibra.agent.needed import advice_on_exports, advice_on_version, check_instances, check_needs
 from relibra.agent.placement import Placement
 from relibra.agent.plans.agreement import together
 from relibra.agent.plans.plan_source import PlanSource
 from relibra.agent.plans.session import Session
 from relibra.agent.plans.shared_attempt import agree_on_token, own_token
+from relibra.agent.plans.stopwatch import clock_of, host_clock
+from relibra.agent.readers import watch_readers
 from relibra.agent.refusals import replay_obstacle
 from relibra.errors import InvalidInput, RelibraError
 from relibra.wire.launch import process_name
@@ -50,6 +47,7 @@ def attach(
     config: AgentConfig,
     *,
     plans: PlanSource | None = None,
+    clock: Callable[[], float] | None = None,
 ) -> Agent:
     """Collective over all ranks: hook an agent into a built model, and return it.
 
@@ -59,10 +57,11 @@ def attach(
         optimizer: the megatron or torch optimizer of the model; None if there is no optimizer state to move.
         config: settings of the agent, equal on all ranks.
         plans: where plans come from; by default the planner that `config` names.
+        clock: returns seconds, by which steps are measured; by default the clock of the device that has the experts.
 
     Raises:
         InvalidInput: `config` does not describe this model, or ranks differ in its job, model, cluster, transport,
-            `host_copy` or times, or were given different tokens of their launch.
+            `host_copy`, `homes_stay`, `guard` or times, or were given different tokens of their launch.
         Unsupported: the agent cannot execute the model or optimizer as configured; the message names an alternative.
         RelibraError: attaching failed for another reason on some rank.
 
@@ -99,7 +98,8 @@ def attach(
         sizes = ExpertSizes.of((slot for each in held for slot in each.parameters), state.bytes_per_element)
         model, advice = sizes.fill(config.model)
         if (groups.stage_index, groups.seat.ep_group, groups.seat.ep_rank) == (0, 0, 0):
-            for each in filter(None, (advice, advice_on_version(megatron.version), advice_on_exports(), config.advice)):
+            of_exports = None if config.homes_stay else advice_on_exports()
+            for each in filter(None, (advice, advice_on_version(megatron.version), of_exports, config.advice)):
                 log.warning(each)
         config = replace(config, model=model)
         indices = topology.stage_layers[groups.stage_index]
@@ -128,7 +128,7 @@ def attach(
             slots = Slots(experts, num_slots, device, with_gradients=is_fused, memory=timed.memory)
             arriving_bytes, dtype = ARRIVING_BYTES // NUM_PARTS, slots.gradient_dtype
             arrivals = Arrivals(timed, experts.values(), num_slots, dtype, device, arriving_bytes)
-            guard = WeightGuard(experts, state, device)
+            guard = WeightGuard(experts, state, device, lambda: homes.has_moved)
             places = PlaceNames(homes, guard, original)
             agent = Agent(
                 config=config,
@@ -157,35 +157,15 @@ def attach(
                     None,
                 ),
                 device=device,
+                clock=clock_of(device) if clock is None else host_clock(clock),
             )
             for index, (layer, chunk) in by_index.items():
                 hooks.callback(megatron.install(layer, chunk, agent.layers[index], config.cluster))
-            for chunk, each in zip(chunks, models, strict=True):
-                hooks.callback(
-                    check_state_dicts(
-                        each,
-                        [layer.experts for layer, of_layer in found if of_layer is chunk],
-                        places.order,
-                        megatron.not_stored,
-                        places.check_reading,
-                        places.check_writing,
-                    )
-                )
-            levels = [level for chunk in chunks for level in megatron.levels(chunk)]
-            hooks.callback(check_named_parameters(levels, places.check_names))
-            hooks.callback(megatron.guard_checkpoints(optimizer))
-            hooks.callback(megatron.plan_every_save(places.check_local_checkpoint))
+            if not config.homes_stay:
+                for index, (layer, _) in by_index.items():
+                    hooks.callback(megatron.store_by_expert(layer, agent.layers[index]))
+                hooks.callback(watch_readers(chunks, optimizer, [layer for layer, _ in found], places, homes))
             if optimizer is not None:
-                hooks.callback(
-                    check_optimizer_state_dicts(
-                        optimizer,
-                        places.check_reading,
-                        places.check_writing_state,
-                        homes.check_at_home,
-                        places.expect_state,
-                        places.forget_sharded_names,
-                    )
-                )
                 hooks.callback(around_steps(optimizer, agent.check_before_training, guard.note_trained))
                 guard.sees_optimizer = True
             attached.append(agent)
@@ -219,6 +199,8 @@ def _exchange(member: Member, config: AgentConfig, refusal: Exception | None) ->
             "cluster",
             "transport",
             "host_copy",
+            "homes_stay",
+            "guard",
             "plan_timeout_s",
             "collective_timeout_s",
         ):

@@ -41,11 +41,17 @@ class AgentConfig:
     """Whether to keep a second copy of the weights of a node's experts in its host memory. On machines with GPUs, each
     rank pins its own experts and those that it reads. In phase RECOMPUTE, the agent takes replicas from this copy where
     that is faster, and `begin_step` waits for the copy. The ranks of a node must run in one container."""
+    homes_stay: bool = False
+    """Whether the job was registered with `PlanParams.homes_stay`. Then a place always stands for the same expert: the
+    agent leaves checkpoints, exports and all other readers and writers of weights alone, and takes no plan that would
+    move an expert."""
     reorder_buffer_bytes: int = 1 << 30
     """The memory of a rank for the messages of a reorder: experts and their optimizer state, sent and received. A
     reorder that needs more runs in several waves. Sending 1 GiB takes 20 ms at 50 GB/s, so what ranks exchange to agree
     on a wave hardly matters. The agent always takes at least the memory of two experts each way."""
-
+    guard: bool = True
+    """Whether to measure plain and planned steps in turns, and to run steps plain while planned ones are not faster
+    (N1). Off, every step is planned."""
     attempt: str | None = None
     """A text that all processes of this launch of the training share and that no other launch has, as in
     `PlannerClient`. By default `RELIBRA_ATTEMPT` in the environment, and without it a random text of rank 0."""

@@ -2,8 +2,8 @@
 
 import functools
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,10 @@ from relibra.agent.cells.given_routing import GivenRouting
 from relibra.agent.cells.micro_batch import MicroBatch, RealisedLoad, running
 from relibra.agent.cells.replay import check_routing
 from relibra.agent.groups import Groups
+from relibra.agent.plans.agreement import Spent
 from relibra.agent.plans.outcome import PhaseRecord, StepOutcome
 from relibra.agent.plans.plan_source import PlanSource
+from relibra.agent.plans.stopwatch import Clock
 from relibra.agent.setting import Refusal
 from relibra.agent.transport.timed import TimedTransport
 from relibra.errors import RelibraError, Unsupported
@@ -34,6 +36,7 @@ class Phases:
         groups: process groups of this rank.
         plans: takes the reports.
         transport: carries the replicas.
+        clock: measures the phases.
         cells: returns the cells of the open step.
         replay_obstacle: returns why the model's routers would ignore routing that the caller sets, if they would.
         device: where the model trains.
@@ -46,12 +49,14 @@ class Phases:
         groups: Groups,
         plans: PlanSource,
         transport: TimedTransport,
+        clock: Clock,
         cells: Callable[[], StepCells],
         replay_obstacle: Callable[[], Refusal | None],
         device: torch.device,
     ) -> None:
         self._model, self._groups, self._plans, self._device = model, groups, plans, device
-        self._transport, self._cells, self._replay_obstacle = transport, cells, replay_obstacle
+        self._transport, self._clock, self._cells = transport, clock, cells
+        self._replay_obstacle = replay_obstacle
         self._records: list[PhaseRecord] = []
         self._refusal: Unsupported | None = None
 
@@ -72,6 +77,7 @@ class Phases:
                 is_first=not self._records,
                 realised=RealisedLoad(cells.num_micro_batches, self._model.num_layers, self._model.num_experts),
                 transport=self._transport,
+                clock=self._clock,
             )
         )
 
@@ -80,8 +86,13 @@ class Phases:
         if self.open is not None:
             self.open.end()
 
-    def close(self) -> None:
-        """End the step: hand over the reports.
+    def mark(self) -> None:
+        """Mark that the open phase has come this far, if one is open."""
+        if self.open is not None:
+            self.open.stopwatch.mark()
+
+    def close(self) -> Spent:
+        """End the step: hand over the reports, and return what it took on this rank.
 
         In a pipeline, this is collective over the ranks of all stages that have the same EP rank and EP group.
         """
@@ -101,7 +112,9 @@ class Phases:
             )
             if self._groups.stage_index == 0:
                 self._plans.report(report)
+        times_s, nums_token_copies = zip(Spent(), *(record.spent for record in self._records), strict=True)
         self._records = []
+        return Spent(sum(times_s), sum(nums_token_copies))
 
     def drop(self) -> None:
         """End the step without reports, because the training repeats it."""
@@ -149,7 +162,7 @@ class Phases:
             self.set_routing(index, routing)
         record = self.open
         experts = record.given_experts.get(index) if record is not None else None
-        return running(
+        return self._marked(
             MicroBatch(
                 owner=self,
                 index=index,
@@ -159,6 +172,13 @@ class Phases:
                 given_experts=experts.on(self._device) if experts is not None else None,
             )
         )
+
+    @contextmanager
+    def _marked(self, micro_batch: MicroBatch) -> Iterator[None]:
+        self.mark()
+        with running(micro_batch):
+            yield
+        self.mark()
 
     def forward_step(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a `forward_step_func` of megatron's schedules; see `Agent.forward_step`."""

@@ -2,8 +2,10 @@
 
 import logging
 import time
+from dataclasses import replace
 
 import torch
+import torch.distributed as dist
 
 from relibra.agent.cells.cells import StepCells
 from relibra.agent.config import AgentConfig
@@ -11,12 +13,13 @@ from relibra.agent.groups import Groups
 from relibra.agent.homes.homes import Homes
 from relibra.agent.placement import Placement
 from relibra.agent.plans import agreement
-from relibra.agent.plans.agreement import Offer
+from relibra.agent.plans.agreement import Offer, Spent
 from relibra.agent.plans.outcome import StepOutcome
 from relibra.agent.plans.plan_source import PlanAnswer, PlanSource
+from relibra.agent.plans.trials import Trials
 from relibra.agent.plans.trouble import Trouble
 from relibra.errors import InvalidPlan, RelibraError
-from relibra.planning import Cause, StepPlan, check_step_plan
+from relibra.planning import Cause, Phase, StepPlan, check_step_plan
 from relibra.planning.plan import Level
 
 log = logging.getLogger(__name__)
@@ -38,6 +41,10 @@ class StepOpener:
     ) -> None:
         self._config, self._groups, self._plans, self._homes = config, groups, plans, homes
         self._device = device
+        self.trials = Trials(is_on=config.guard, says=dist.get_rank(groups.everyone) == 0)
+        """What was measured of plain and planned steps."""
+        self._spent = Spent()
+        """What the last step took on this rank."""
         self._accepted_epoch = 0
         self._last: StepPlan | None = None
         """The last plan that all ranks applied. A step without a plan keeps its placement and replicas."""
@@ -55,14 +62,27 @@ class StepOpener:
         self._homes.check_at_home()
         return self._cells
 
-    def open(self, step: int, timeout_s: float) -> StepOutcome:
-        """Collective over all ranks: wait for the plan of `step`, agree on it, and move experts to their new homes."""
+    def open(self, step: int, phase: Phase, timeout_s: float) -> StepOutcome:
+        """Collective over all ranks: wait for the plan of `step`, agree on it, and move experts to their new homes.
+
+        A step that is to run plain waits for no plan.
+        """
+        outcome = self._opened(step, self.trials.plain(phase), timeout_s)
+        self.trials.note(phase, outcome)
+        return outcome
+
+    def _opened(self, step: int, plain: tuple[Cause, str] | None, timeout_s: float) -> StepOutcome:
         began = time.monotonic()
-        answer = self._plans.wait(step, timeout_s)
+        answer = self._plans.wait(step, timeout_s) if plain is None else PlanAnswer(None, plain[1], plain[0])
         plan = answer.plan
         plan_wait_s = time.monotonic() - began
         offer, why = self._offer(step, answer)
-        decision = agreement.decide(agreement.exchange(offer, self._groups.everyone))
+        offers = agreement.exchange(replace(offer, spent=self._spent), self._groups.everyone)
+        self.trials.hear(offers)
+        decision = agreement.decide(offers)
+        if plain is not None and decision.causes == plain[:1]:
+            self._cells = self._cells_of(None)
+            return StepOutcome(step=step, applied=None, causes=decision.causes, reason=plain[1])
         if plan is None or decision.plan_id is None:
             own = f" (this rank: {why})" if offer.plan_id is None else ""
             return self._without_plan(step, decision.causes, decision.reason + own, plan_wait_s)
@@ -86,10 +106,12 @@ class StepOpener:
             reorder_sent_bytes=sent_bytes,
             plan_wait_s=plan_wait_s,
             reorder_s=reorder_s,
+            expected_gain=plan.expected_gain,
         )
 
-    def close(self) -> None:
-        """End the step: forwards outside steps have no replicas."""
+    def close(self, spent: Spent) -> None:
+        """End the step, which took `spent` on this rank: forwards outside steps have no replicas."""
+        self._spent = spent
         self._cells = self._cells_of(None)
 
     def move_back(self) -> None:
@@ -130,6 +152,7 @@ class StepOpener:
             num_replicas=self.cells.num_replicas,
             plan_wait_s=plan_wait_s,
             reorder_s=reorder_s,
+            expected_gain=0.0 if self._last is None else self._last.expected_gain,
         )
 
     def _offer(self, step: int, answer: PlanAnswer) -> tuple[Offer, str]:
@@ -144,6 +167,12 @@ class StepOpener:
             if plan.step != step and not (plan.level is Level.HISTORY and plan.step < step):
                 raise InvalidPlan.of("plan.step", expected=str(step), got=plan.step)
             check_step_plan(plan, self._config.model, self._config.cluster)
+            if self._config.homes_stay and (plan.home_rank_LE != self._homes.placement.home_rank_LE).any():
+                raise InvalidPlan.of(
+                    "plan.home_rank",
+                    expected="the homes that experts have, because this job's homes stay",
+                    got="others",
+                )
         except InvalidPlan as error:
             return Offer(step=step, plan_id=None, lack=Cause.INVALID), str(error)
         is_scheduled = plan.level is not Level.HISTORY

@@ -4,7 +4,7 @@ R EP ranks, M micro-batches, L MoE layers.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -81,7 +81,7 @@ def compare(
         num_resampled=balanced.num_resampled,
         plain_imbalance=imbalance(plain.load_MLR),
         balanced_imbalance=imbalance(balanced.load_MLR),
-        prediction=Prediction(**prediction),
+        prediction=Prediction(**{field.name: prediction[field.name] for field in fields(Prediction)}),
         reorder_sent_bytes=sum(report["reorder_sent_bytes"] for report in reports),
         replica_sent_bytes=sum(report["replica_sent_bytes"] for report in reports),
         fell_back="" if all(balanced.applied) else balanced.reason,

@@ -81,6 +81,7 @@ class Trainer:
                 # A busy machine may take its time: without its plan a step could not be compared.
                 plan_timeout_s=600.0,
                 collective_timeout_s=1800.0,
+                guard=False,
             )
             self._agent = attach(self._model, self._optimizer, config)
         self._load_L = np.zeros(MODEL.num_layers, dtype=np.int64)

@@ -5,23 +5,37 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
 from relibra.agent import AgentConfig, attach, shared_attempt
+from relibra.agent.config import Transport
 from relibra.planning import Model
 from relibra.plugins import embedded
 from relibra.plugins.balanced_passes import BalancedPasses
-from relibra.plugins.dispatch_price import price_dispatch
 from relibra.plugins.model_sizes import measure_sizes
 from relibra.plugins.nodes import cluster_of, gather_hosts
+from relibra.plugins.plan_params import config_of, homes_stay, plan_params
 from relibra.plugins.planned_passes import PlannedPasses
-from relibra.plugins.settings import PluginSettings
+from relibra.plugins.rollout_job import RolloutJob, publish
+from relibra.plugins.settings import Mode, PluginSettings
 from relibra.plugins.slots import least_free_bytes, slots_that_fit
 from relibra.routing import ModelLayers
 from relibra.steps.parallel_layout import ParallelLayout
 
 log = logging.getLogger(__name__)
+
+_HOMES_STAY = (
+    "relibra leaves every expert of job %s at its place: checkpoints, exports and all other readers of weights are the "
+    "framework's own"
+)
+_HOMES_MOVE = (
+    "relibra moves experts of job %s to other ranks: checkpoints store optimizer state as fully_reshardable, under the "
+    "names of experts, which takes more host memory at a save; exports give experts their own names, or bring them to "
+    "their original places first. With reorder=never all of this stays as the framework has it, and nodes are not "
+    "balanced against each other"
+)
 
 
 def attach_job(
@@ -53,8 +67,8 @@ def attach_job(
         RelibraError: attaching failed for another reason on some rank.
     """
     from megatron.core import parallel_state
-    from megatron.core.utils import get_model_config
 
+    assert settings.mode is Mode.BALANCE, "a job that observes has no agent"
     settings = embedded.resolve_planner(settings)
     cluster = cluster_of(
         gather_hosts(dist.get_process_group_ranks(parallel_state.get_expert_model_parallel_group())),
@@ -67,10 +81,6 @@ def attach_job(
     if slots is None:
         slots, why = slots_that_fit(model.expert_weight_size_bytes, cluster.gpus_per_node, least_free_bytes())
     cluster = replace(cluster, redundant_slots=slots)
-    params = None
-    if settings.pack:
-        config = get_model_config(chunks[0])
-        params = price_dispatch(model, config.hidden_size, config.moe_token_dispatcher_type)
     attempt = shared_attempt()
     agent_config = AgentConfig(
         planner_address=settings.planner,
@@ -78,9 +88,15 @@ def attach_job(
         model=model,
         cluster=cluster,
         plan_timeout_s=settings.plan_timeout_s,
+        guard=settings.guard,
         attempt=attempt,
+        transport=transport_of(settings, has_gpu=torch.cuda.is_available()),
+        host_copy=settings.host_copy,
+        homes_stay=homes_stay(settings, cluster),
     )
     agent = attach(chunks, optimizer, agent_config)
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    params, whose = plan_params(settings, model, cluster, config_of(chunks), gpu)
     planned = PlannedPasses(
         settings,
         model,
@@ -97,9 +113,10 @@ def attach_job(
     )
     planned.register()
     if dist.get_rank() == 0:
+        publish(RolloutJob(planner=settings.planner, job=settings.job, attempt=attempt, layers=layers))
         log.warning(
             "relibra balances job %s: %d MoE layers of %d experts, EP groups: %d of %d nodes with %d ranks, %d "
-            "redundant slots per rank (%s); its planner is %s",
+            "redundant slots per rank (%s); the prices of its plans are %s; its planner is %s",
             settings.job,
             model.num_layers,
             model.num_experts,
@@ -108,8 +125,10 @@ def attach_job(
             cluster.gpus_per_node,
             cluster.redundant_slots,
             why,
+            whose,
             settings.planner,
         )
+        log.warning(_HOMES_STAY if agent.homes_stay else _HOMES_MOVE, settings.job)
         if unplanned:
             log.warning(
                 "relibra plans no pass of %s of job %s: each of these models routes for itself, and runs as without "
@@ -118,6 +137,15 @@ def attach_job(
                 settings.job,
             )
     return BalancedPasses(agent, planned, layers, next_index=next_index)
+
+
+def transport_of(settings: PluginSettings, *, has_gpu: bool) -> Transport:
+    """Return the transport to ask for. `attach` finds out whether GPUs can have symmetric memory."""
+    match settings.transport:
+        case "symmetric" | "process_group" as chosen:
+            return chosen
+        case _:
+            return "symmetric_if_possible" if has_gpu else "process_group"
 
 
 def parallel_layout() -> ParallelLayout:

@@ -7,6 +7,7 @@ from typing import Any
 from relibra.agent import Agent, Phase
 from relibra.planning import Cause
 from relibra.plugins.logical_export import Renamed, exporting, logical_export
+from relibra.plugins.plan_wait import PlanWait
 from relibra.plugins.planned_passes import PlannedPasses
 from relibra.routing import ModelLayers
 from relibra.steps import RankBatch
@@ -42,6 +43,7 @@ class BalancedPasses:
         self._runs = False
         """Whether micro-batches belong to the last pass."""
         self._key: Hashable = None
+        self._wait = PlanWait(0.0 if planned is None else planned.settings.plan_timeout_s)
 
     @property
     def planned(self) -> PlannedPasses:
@@ -72,22 +74,25 @@ class BalancedPasses:
             key: names the micro-batches of the pass. If the pass before had an equal key, both are phases of one step.
         """
         assert self.agent is not None
-        timeout_s = None
+        self._wait.end()
+        timeout_s, is_submitted = self._wait.limit_s(phase), True
         if key is None or key != self._key:
             self.next_index += 1
-            is_submitted = batch is not None and self.planned.submit(self._index, batch)
-            self._key = key if is_submitted else None
+            runs_plain = self.agent.runs_plain(phase)
+            is_submitted = batch is not None and not runs_plain and self.planned.submit(self._index, batch)
+            self._key = key if is_submitted or runs_plain else None
             if not is_submitted:
                 timeout_s = _HISTORY_TIMEOUT_S if self.planned.has_planner() else 0.0
         self._runs = True
         outcome = self.agent.begin_step(self._index, phase, plan_timeout_s=timeout_s)
-        if timeout_s and Cause.LATE in outcome.causes:  # which is the same on all ranks
+        self._wait.begin(phase, outcome)
+        if not is_submitted and timeout_s and Cause.LATE in outcome.causes:  # which is the same on all ranks
             self.planned.note_lost()
 
     def begin_in_place(self) -> None:
         """Collective over all ranks: begin a pass in which no expert may move; the pass before has ended."""
         assert self.agent is not None
-        self._runs = False
+        self.pause()
         self.agent.end_step()
 
     @property
@@ -97,11 +102,13 @@ class BalancedPasses:
 
     def pause(self) -> None:
         """Run the micro-batches that follow without the plan of the last pass, whose step stays open."""
+        self._wait.end()
         self._runs = False
 
     def end(self) -> None:
         """Collective over all ranks: end the last pass, after the optimizer stepped."""
-        self._runs, self._key = False, None
+        self.pause()
+        self._key = None
         if self.agent is not None:
             self.agent.end_step()
 
@@ -129,13 +136,18 @@ class BalancedPasses:
         with replaced(module, "get_forward_backward_func", get_forward_backward_func):
             yield
 
+    @property
+    def mover(self) -> Agent | None:
+        """The agent if it may move experts. Without one, all that reads weights by place is right as it is."""
+        return None if self.agent is None or self.agent.homes_stay else self.agent
+
     def ignoring_names(self) -> AbstractContextManager[None]:
         """Let the body read names of parameters, which it does not use."""
-        return nullcontext() if self.agent is None else self.agent.ignoring_names()
+        return nullcontext() if self.mover is None else self.mover.ignoring_names()
 
     def at_original_places(self) -> AbstractContextManager[None]:
         """Collective over all ranks: have every expert at its original place in the body."""
-        return nullcontext() if self.agent is None else self.agent.at_original_places()
+        return nullcontext() if self.mover is None else self.mover.at_original_places()
 
     def read_at_original_places(self, weights: Iterable[Any]) -> Iterator[Any]:
         """Yield an export while every expert is at its original place. The first read and the end are collective."""
@@ -144,25 +156,25 @@ class BalancedPasses:
 
     def exporting(self) -> AbstractContextManager[Renamed]:
         """Collective over all ranks: export by place in the body; see `logical_export.exporting`."""
-        if self.agent is None:
+        if self.mover is None:
             return nullcontext(lambda weights, is_whole=True: iter(weights))
-        return exporting(self.agent, self.layers)
+        return exporting(self.mover, self.layers)
 
     def exported(self, weights: Iterable[tuple[str, Any]], *, is_whole: bool = True) -> Iterator[tuple[str, Any]]:
         """Yield an export with each expert under its own name. The first read is collective over all ranks."""
-        if self.agent is None:
+        if self.mover is None:
             return iter(weights)
-        return logical_export(self.agent, self.layers, weights, is_whole=is_whole)
+        return logical_export(self.mover, self.layers, weights, is_whole=is_whole)
 
     @contextmanager
     def loading_by_place(self) -> Iterator[None]:
         """Collective over all ranks: let the body load weights by place, as they were before the first reorder."""
-        if self.agent is None:
+        if self.mover is None:
             yield
             return
-        with self.agent.restoring(self.agent.original_order):
+        with self.mover.restoring(self.mover.original_order):
             yield
-        self.agent.accept_weights()
+        self.mover.accept_weights()
 
 
 @contextmanager

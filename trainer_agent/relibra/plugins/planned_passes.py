@@ -131,6 +131,7 @@ class PlannedPasses:
                     f"rank-{dist.get_rank()}",
                     ep_group=self._seat[0],
                     ep_rank=self._seat[1],
+                    planner=self._planner,
                     timeout_s=self.settings.plan_timeout_s,
                 )
             )

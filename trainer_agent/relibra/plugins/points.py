@@ -1,13 +1,24 @@
-"""The attributes of a framework that a plug-in relies on; a version that lacks one is refused by name at start."""
+"""The attributes of a framework that a plug-in relies on; a version that lacks one is refused by name at start.
+
+A parameter that a newer version has added is passed on and named in the log, because nobody has run it.
+"""
 
 import inspect
+import logging
+import os
 from collections.abc import Mapping, Sequence
+from types import EllipsisType
 from typing import Any
 
 from relibra.errors import Unsupported
 
-Points = Mapping[str, Sequence[str]]
-"""Attributes of a module by their path, each with the parameters that it must have."""
+log = logging.getLogger(__name__)
+
+Points = Mapping[str, Sequence[str | EllipsisType]]
+"""Attributes of a module by their path, each with its parameters. With `...` it may have others, and without any
+parameters none is looked at."""
+_BOUND = ("self", "cls")
+_COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def check_points(module: Any, wanted: Points, *, version: str, without: str) -> None:
@@ -22,21 +33,42 @@ def check_points(module: Any, wanted: Points, *, version: str, without: str) -> 
     Raises:
         Unsupported: an attribute or a parameter is missing; the message names all that are.
     """
-    missing = [text for path, parameters in wanted.items() for text in _missing(module, path, parameters)]
+    missing, new = list[str](), list[str]()
+    for path, parameters in wanted.items():
+        try:
+            attribute = _attribute(module, path)
+        except AttributeError:
+            missing.append(path)
+            continue
+        if parameters:
+            has = _parameters(attribute)
+            known = [name for name in parameters if isinstance(name, str)]
+            missing += [f"the parameter {name} of {path}" for name in known if name not in has]
+            if ... not in parameters:
+                new += [f"{name} of {path}" for name in has if name not in known]
     if missing:
         raise Unsupported(
             f"expected {version} or one like it, and {module.__name__} lacks {', '.join(missing)}; use {version}, or "
             f"remove {without} to train without balancing"
         )
+    if new and os.environ.get("RANK", "0") == "0":
+        log.warning(
+            "relibra was written against %s, and %s has parameters since then, which relibra passes on: %s",
+            version,
+            module.__name__,
+            ", ".join(new),
+        )
 
 
-def _missing(module: Any, path: str, parameters: Sequence[str]) -> list[str]:
+def _attribute(module: Any, path: str) -> Any:
+    """Return an attribute of a module; AttributeError if there is none."""
     attribute = module
     for name in path.split("."):
-        if not hasattr(attribute, name):
-            return [path]
         attribute = getattr(attribute, name)
-    if not parameters:
-        return []
-    has = inspect.signature(attribute).parameters
-    return [f"the parameter {parameter} of {path}" for parameter in parameters if parameter not in has]
+    return attribute
+
+
+def _parameters(function: Any) -> list[str]:
+    """Return the parameters of a function that have a name of their own."""
+    parameters = inspect.signature(function).parameters
+    return [name for name, each in parameters.items() if name not in _BOUND and each.kind not in _COLLECTING]

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any, Self
 
 from relibra.errors import InvalidInput
+from relibra.planning.machines.hardware import HARDWARE
 from relibra.wire.job_id import nearest_job_id
 
 VARIABLES = {
@@ -13,12 +15,31 @@ VARIABLES = {
     "slots": "RELIBRA_SLOTS",
     "plan_timeout_s": "RELIBRA_PLAN_TIMEOUT_S",
     "pack": "RELIBRA_PACK",
+    "hardware": "RELIBRA_HARDWARE",
+    "reorder": "RELIBRA_REORDER",
+    "transport": "RELIBRA_TRANSPORT",
+    "host_copy": "RELIBRA_HOST_COPY",
+    "guard": "RELIBRA_GUARD",
+    "mode": "RELIBRA_MODE",
 }
 """The environment variable of each setting."""
-_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+_CHOICES = {
+    "hardware": tuple(HARDWARE),
+    "reorder": ("auto", "never"),
+    "transport": ("auto", "symmetric", "process_group"),
+}
+_FLAGS = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
 EMBEDDED = "embedded"
 """The name of the planner that the job starts for itself; see `plugins.embedded`."""
 DEFAULT_PLAN_TIMEOUT_S = 30.0
+
+
+class Mode(StrEnum):
+    """What a plug-in does."""
+
+    BALANCE = "balance"
+    OBSERVE = "observe"
+    """Count and report what routers choose. Nothing moves, and weights, exports and checkpoints stay as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +56,19 @@ class PluginSettings:
     """The longest time that a pass waits for its plan."""
     pack: bool = False
     """Whether relibra chooses where sequences start, where the framework hands over that choice."""
+    hardware: str | None = None
+    """The preset of machines whose speeds are the job's prices. None: the one of the GPU that ranks have."""
+    reorder: str = "auto"
+    """`never`: every expert keeps its home. `auto`: experts move where copies alone cannot balance; see
+    `plan_params.homes_stay`."""
+    transport: str = "auto"
+    """How replicas travel inside a node: `AgentConfig.transport`. `auto`: through symmetric memory if `attach` can have
+    it."""
+    host_copy: bool = False
+    """Whether each node keeps a second copy of its experts in host memory: `AgentConfig.host_copy`."""
+    guard: bool = True
+    """Whether steps run plain while planned ones are measured not to be faster."""
+    mode: Mode = Mode.BALANCE
 
     @classmethod
     def read(
@@ -66,6 +100,9 @@ class PluginSettings:
             )
         if values["planner"] != EMBEDDED and ":" not in values["planner"]:
             raise InvalidInput.of("relibra.planner", expected=f"host:port or {EMBEDDED}", got=values["planner"])
+        for name, choices in _CHOICES.items():
+            if values.get(name) and values[name] not in choices:
+                raise InvalidInput.of(f"relibra.{name}", expected=" or ".join(choices), got=values[name])
         if (pack := packs(configured, environment)) and not may_pack:
             raise InvalidInput.of(
                 "relibra.pack",
@@ -73,21 +110,24 @@ class PluginSettings:
                 "(docs/integrations/README.md#who-chooses-the-schedule)",
                 got=True,
             )
+        mode = _mode(values.get("mode", Mode.BALANCE))
+        if pack and mode is Mode.OBSERVE:
+            raise InvalidInput.of("relibra.pack", expected="false with mode=observe, which changes nothing", got=True)
         return cls(
             planner=values["planner"],
             job=values.get("job") or default_job,
             slots=int(_number("slots", values["slots"])) if values.get("slots") else None,
             plan_timeout_s=_number("plan_timeout_s", values.get("plan_timeout_s", DEFAULT_PLAN_TIMEOUT_S)),
             pack=pack,
+            host_copy=_flag("host_copy", values.get("host_copy") or "false"),
+            **{name: values[name] for name in _CHOICES if values.get(name)},
+            guard=_flag("guard", values.get("guard", True)),
+            mode=mode,
         )
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables that say the same."""
-        return {
-            VARIABLES[name]: str(value)
-            for name, value in asdict(self).items()
-            if value is not None and value is not False
-        }
+        return {VARIABLES[name]: str(value) for name, value in asdict(self).items() if value is not None}
 
 
 def packs(configured: Mapping[str, Any], environment: Mapping[str, str]) -> bool:
@@ -96,15 +136,24 @@ def packs(configured: Mapping[str, Any], environment: Mapping[str, str]) -> bool
     Raises:
         InvalidInput: the value is neither true nor false.
     """
-    value = str(configured.get("pack", environment.get(VARIABLES["pack"]) or False))
-    if value.lower() not in _FLAGS:
-        raise InvalidInput.of("relibra.pack", expected="true or false", got=value)
-    return _FLAGS[value.lower()]
+    return _flag("pack", configured.get("pack", environment.get(VARIABLES["pack"]) or False))
 
 
 def job_name(*names: str | None, default: str) -> str:
     """Return the name of a job that a framework's own names give, or `default` if there are none."""
     return nearest_job_id("-".join(filter(None, names))) or default
+
+
+def _flag(name: str, value: Any) -> bool:
+    if str(value).lower() not in _FLAGS:
+        raise InvalidInput.of(f"relibra.{name}", expected="true or false", got=value)
+    return _FLAGS[str(value).lower()]
+
+
+def _mode(value: str) -> Mode:
+    if value.lower() not in list(Mode):
+        raise InvalidInput.of("relibra.mode", expected=" or ".join(Mode), got=value)
+    return Mode(value.lower())
 
 
 def _number(name: str, value: str | float) -> float:

@@ -4,17 +4,17 @@ Sizes are checked before anything of that size is allocated. A request that is t
 too fast is slowed down.
 """
 
+import asyncio
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 
-from relibra.errors import InvalidInput, LimitExceeded
+from relibra.errors import InvalidInput, LimitExceeded, TooManyCalls
 from relibra.planner.limits.large_messages import LargeMessages
 from relibra.planner.limits.limiter import Limiter
-from relibra.planner.limits.receiving import Receiving
-from relibra.planner.limits.refusals import Refusals
-from relibra.planner.limits.solve_size import pack_size_bytes, solve_size_bytes
+from relibra.planner.plan_notifier import wait_until_set
 from relibra.planner.settings import PlannerSettings
-from relibra.planning import Cluster, Model, PlanParams
+from relibra.planning import Cluster, Model
 from relibra.store import ALL_JOBS, StoreLimits
 from relibra.store.keys import MAX_STEP
 from relibra.wire.channel import MAX_PART_SIZE_BYTES
@@ -25,11 +25,6 @@ MAX_NUM_RANKS = 4096
 MAX_NUM_EP_GROUPS = 4096
 MAX_NUM_PROCESSES = 1 << 16
 """Ranks of all EP groups of a job. Pages and sums name each of them that has not reported."""
-MAX_PACKED_COUNTS = 1 << 28
-"""Counts of all sequences of a step that is packed; reading and summing them takes seconds, in which a driver waits."""
-MAX_PACKED_LOADS = 1 << 24
-"""Loads of all cells of a step that is packed. The first packing of a job, which makes placements, takes 10 to 25 s
-with so many."""
 MAX_REASON_LENGTH = 4096
 MAX_FETCH_WAIT_S = 60.0
 MAX_REFUSAL_LENGTH = 2000
@@ -38,16 +33,34 @@ MAX_REFUSAL_LENGTH = 2000
 MAX_CALLS = 8192
 """Open calls of all accounts together; an agent that waits for its plan is an open call."""
 MAX_HEALTH_WATCHES = 256
+MAX_MESSAGES = 64
+"""How many calls of one account receive their message at the same time; the messages of others wait at the sender."""
+MAX_MESSAGES_IN_PARTS = 4
+"""The same number for messages that come in parts, which are larger."""
 MAX_PACKINGS = 4
 """How many packings of a job may be under way at this planner. A trainer driver asks for one at a time."""
 STREAM_IDLE_S = 10.0
 """How long a stream of reports must have been silent before it makes room for another one of its job. Reporters keep
 a stream open while they have nothing to send, so no worker is shut out for good. Silent streams leave first, because
 they may hold memory for the first part of a message."""
+REFUSALS_PER_S = 100
+"""How many calls of one job are refused per second for too many open calls; the first ones of a second at once.
+
+A client that calls again as soon as it is refused would otherwise keep the planner busy with refusals: ending a call,
+and beginning the one that replaces it, takes about half a millisecond of the event loop."""
+MAX_REFUSAL_DELAY_S = 20.0
+MAX_WAITING_REFUSALS = 16_384
+"""How many calls may wait for their refusal, because each of them takes memory; further ones are refused at once."""
+REFUSED_WITHIN = 0.8
+"""A caller with a deadline is refused within this part of the time that remains, or it would not learn why."""
+LIMITS_OF_CALLS = frozenset({"calls", "max_calls_per_job", "max_streams_per_job", "health_watches"})
+"""The limits on calls that are open at the same time."""
+
 _SCHEDULE_SIZE_BYTES = 16 << 20
 """A schedule of `max_sequences` sequences with names of usual length. It comes in parts."""
 _REQUEST_SIZE_BYTES: Mapping[str, int] = {
     "ReportRouting": MAX_PART_SIZE_BYTES,
+    "ClaimSequences": MAX_PART_SIZE_BYTES,
     "SubmitSchedule": _SCHEDULE_SIZE_BYTES,
     "Pack": MAX_PART_SIZE_BYTES,
     "ReportExecution": MAX_PART_SIZE_BYTES,
@@ -77,11 +90,21 @@ def account_of_connection(peer: str) -> str:
     return f"{ALL_JOBS} {peer}"
 
 
+def check(limit: str, got: int, most: int, text: str) -> None:
+    """Return if `got` is at most `most`.
+
+    Raises:
+        LimitExceeded: it is more; the text and the name of the limit are those of the arguments.
+    """
+    if got > most:
+        raise LimitExceeded(text, limit=limit)
+
+
 class Admission:
     """The limits of one planner, and what each account, a job id or `account_of_connection`, has used of them."""
 
     def __init__(self, settings: PlannerSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self._calls = Limiter(
             "calls open", limit="calls", advice="call another planner, or add planners", total=MAX_CALLS
         )
@@ -105,19 +128,26 @@ class Admission:
             "packings under way", limit="packings", advice="wait for one of them", per_identity=MAX_PACKINGS
         )
         self.ingest_bytes = Limiter("bytes of reports", rate_per_s=settings.max_ingest_bytes_per_s)
-        self.receiving = Receiving()
-        self.refusals = Refusals()
+        self.refusals = Limiter(
+            "refused calls",
+            total=MAX_WAITING_REFUSALS,
+            rate_per_s=REFUSALS_PER_S,
+            burst_s=0.1,
+            max_delay_s=MAX_REFUSAL_DELAY_S,
+        )
+        self.messages = Limiter("messages on their way", per_identity=MAX_MESSAGES)
+        self.messages_in_parts = Limiter("messages in parts on their way", per_identity=MAX_MESSAGES_IN_PARTS)
         self.large = LargeMessages()
+        self._draining = asyncio.Event()
 
     def drain(self) -> None:
-        """Answer at once the calls that wait for their refusal, and soon those whose message does not arrive."""
-        self.receiving.drain()
-        self.refusals.drain()
+        """Answer at once the calls that wait for their refusal."""
+        self._draining.set()
 
     @property
     def store_limits(self) -> StoreLimits:
         """The limits that the store enforces, because all planners together must keep them."""
-        return self._settings.store_limits
+        return self.settings.store_limits
 
     @contextmanager
     def call(self, account: str) -> Iterator[None]:
@@ -140,34 +170,29 @@ class Admission:
         with self._health_watches.hold(account) if method == "Watch" else nullcontext():
             yield
 
-    @property
-    def max_sequences(self) -> int:
-        """How many sequences a step may have."""
-        return self._settings.max_sequences
+    async def wait_for_refusal(self, job_id: str, remaining_s: float | None) -> None:
+        """Wait until a call of a job may be refused; a planner that drains does not wait.
+
+        Args:
+            job_id: the job that the caller belongs to, empty or `ALL_JOBS` if it belongs to none.
+            remaining_s: how long the caller still waits for an answer; None without a deadline.
+        """
+        delay_s = self.refusals.delay_s(job_id, 1, time.monotonic())
+        if remaining_s is not None:
+            delay_s = min(delay_s, max(remaining_s, 0.0) * REFUSED_WITHIN)
+        with suppress(TooManyCalls), self.refusals.hold(job_id):
+            await wait_until_set(self._draining, delay_s)
 
     def check_size(self, method: str, size_bytes: int) -> None:
-        """Refuse a message that is too large for its method, before anything of it is read.
-
-        Raises:
-            LimitExceeded: names the limit.
-        """
-        limit = max_request_size_bytes(method, self._settings.max_cells)
-        if size_bytes > limit:
-            raise LimitExceeded(
-                f"the message of {method} may have {limit} bytes, got {size_bytes}", limit="request_size"
-            )
+        """Refuse a message that is too large for its method, before anything of it is read (LimitExceeded)."""
+        most = max_request_size_bytes(method, self.settings.max_cells)
+        check("request_size", size_bytes, most, f"the message of {method} may have {most} bytes, got {size_bytes}")
 
     def check_num_jobs(self, num_jobs: int) -> None:
-        """Refuse one more job.
-
-        Raises:
-            LimitExceeded: as many jobs as allowed are registered.
-        """
-        if num_jobs >= self._settings.max_jobs:
-            raise LimitExceeded(
-                f"{self._settings.max_jobs} jobs are registered (max_jobs); remove one with `relibra jobs remove`",
-                limit="max_jobs",
-            )
+        """Refuse one more job than `max_jobs` (LimitExceeded)."""
+        most = self.settings.max_jobs
+        text = f"{most} jobs are registered (max_jobs); remove one with `relibra jobs remove`"
+        check("max_jobs", num_jobs + 1, most, text)
 
     def check_registration(self, model: Model, cluster: Cluster, known_epoch: int) -> None:
         """Refuse a job that is too large to be served.
@@ -176,122 +201,53 @@ class Admission:
             LimitExceeded: the counts of a sequence do not fit a message, or the job has too many ranks.
             InvalidInput: no planner ever gave out the epoch.
         """
-        size_bytes = model.num_layers * model.num_experts * _COUNT_SIZE_BYTES
-        limit = _REQUEST_SIZE_BYTES["ReportRouting"]
-        if size_bytes + _ENVELOPE_SIZE_BYTES > limit:
+        size_bytes, most = (
+            model.num_layers * model.num_experts * _COUNT_SIZE_BYTES,
+            _REQUEST_SIZE_BYTES["ReportRouting"],
+        )
+        check(
+            "request_size",
+            size_bytes + _ENVELOPE_SIZE_BYTES,
+            most,
+            f"the counts of a sequence may take {size_bytes} bytes ({model.num_layers} layers x {model.num_experts} "
+            f"experts), but a message holds {most}",
+        )
+        num_groups, num_ranks = cluster.num_ep_groups, cluster.num_ranks
+        if num_ranks > MAX_NUM_RANKS or num_groups > MAX_NUM_EP_GROUPS:
             raise LimitExceeded(
-                f"the counts of a sequence may take {size_bytes} bytes ({model.num_layers} layers x "
-                f"{model.num_experts} experts), but a message holds {limit}",
-                limit="request_size",
-            )
-        if cluster.num_ranks > MAX_NUM_RANKS or cluster.num_ep_groups > MAX_NUM_EP_GROUPS:
-            raise LimitExceeded(
-                f"a job may have {MAX_NUM_EP_GROUPS} EP groups of {MAX_NUM_RANKS} ranks, got "
-                f"{cluster.num_ep_groups} of {cluster.num_ranks}",
+                f"a job may have {MAX_NUM_EP_GROUPS} EP groups of {MAX_NUM_RANKS} ranks, got {num_groups} of "
+                f"{num_ranks}",
                 limit="num_ranks",
             )
-        num_processes = cluster.num_ep_groups * cluster.num_ranks
-        if num_processes > MAX_NUM_PROCESSES:
-            raise LimitExceeded(
-                f"a job may have {MAX_NUM_PROCESSES} ranks in all its EP groups, got {num_processes}: "
-                f"{cluster.num_ep_groups} groups of {cluster.num_ranks}",
-                limit="max_processes",
-            )
+        check(
+            "max_processes",
+            num_groups * num_ranks,
+            MAX_NUM_PROCESSES,
+            f"a job may have {MAX_NUM_PROCESSES} ranks in all its EP groups, got {num_groups * num_ranks}: "
+            f"{num_groups} groups of {num_ranks}",
+        )
         if known_epoch > MAX_EPOCH:
             raise InvalidInput.of("known_epoch", expected=f"at most {MAX_EPOCH}", got=known_epoch)
 
     def check_step(self, step: int) -> int:
-        """Return `step` unchanged, or refuse it.
-
-        Raises:
-            InvalidInput: it is too large.
-        """
+        """Return `step` unchanged, or refuse one that is too large (InvalidInput)."""
         if step > MAX_STEP:
             raise InvalidInput.of("step", expected=f"at most {MAX_STEP}", got=step)
         return step
 
     def check_num_sequences(self, num_sequences: int) -> None:
-        """Refuse a schedule of too many sequences, before anything is made of them.
-
-        Raises:
-            LimitExceeded: names the limit.
-        """
-        if num_sequences > (limit := self._settings.max_sequences):
-            raise LimitExceeded(
-                f"a step may have {limit} sequences (max_sequences), got {num_sequences}", limit="max_sequences"
-            )
+        """Refuse a schedule of too many sequences, before anything is made of them (LimitExceeded)."""
+        most = self.settings.max_sequences
+        text = f"a step may have {most} sequences (max_sequences), got {num_sequences}"
+        check("max_sequences", num_sequences, most, text)
 
     def check_num_cells(self, num_rows: int, model: Model) -> None:
-        """Refuse a step with too many cells.
-
-        Raises:
-            LimitExceeded: names the limit.
-        """
-        num_cells, limit = num_rows * model.num_layers, self._settings.max_cells
-        if num_cells > limit:
-            raise LimitExceeded(
-                f"{num_rows} rows x {model.num_layers} layers are {num_cells} cells; a step may have {limit} "
-                "(max_cells)",
-                limit="max_cells",
-            )
-
-    def check_solve_size(
-        self,
-        num_sequences: int,
-        num_micro_batches: int,
-        model: Model,
-        cluster: Cluster,
-        params: PlanParams,
-    ) -> None:
-        """Refuse a schedule whose solve needs more memory than a solver has, before anything of that size exists.
-
-        Raises:
-            LimitExceeded: names the limit.
-        """
-        num_rows, limit = cluster.num_ep_groups * num_micro_batches, self._settings.solver_memory_bytes
-        size_bytes = solve_size_bytes(num_sequences, num_rows, model, cluster, params)
-        if size_bytes > limit:
-            raise LimitExceeded(
-                f"schedule: expected a solve of at most {limit} bytes (solver_memory_bytes), got {size_bytes}: "
-                f"{num_sequences} sequences in {num_rows} rows ({num_micro_batches} micro-batches x "
-                f"{cluster.num_ep_groups} EP groups) x {model.num_layers} layers x {model.num_experts} experts on "
-                f"{cluster.num_ranks} ranks; schedule fewer micro-batches or sequences, or raise the limit",
-                limit="solver_memory_bytes",
-            )
-
-    def check_pack_size(
-        self, num_sequences: int, num_micro_batches: int, model: Model, cluster: Cluster, params: PlanParams
-    ) -> None:
-        """Refuse a step that cannot be packed while its driver waits, before anything of that size exists.
-
-        Raises:
-            LimitExceeded: names the limit.
-        """
-        num_rows, limit = cluster.num_ep_groups * num_micro_batches, self._settings.solver_memory_bytes
-        for what, most, number, unit in (
-            ("counts", MAX_PACKED_COUNTS, num_sequences, "sequences"),
-            ("loads", MAX_PACKED_LOADS, num_rows, "rows"),
-        ):
-            got = number * model.num_layers * model.num_experts
-            if got > most:
-                raise LimitExceeded(
-                    f"a step may be packed with {most} {what}, got {got}: {number} {unit} x {model.num_layers} layers "
-                    f"x {model.num_experts} experts; submit the schedule as it is",
-                    limit=f"packed_{what}",
-                )
-        size_bytes = pack_size_bytes(num_sequences, num_rows, model, cluster, params)
-        if size_bytes > limit:
-            raise LimitExceeded(
-                f"packing {num_sequences} sequences in {num_rows} rows takes {size_bytes} bytes, and a solver has "
-                f"{limit} (solver_memory_bytes); submit the schedule as it is, or raise the limit",
-                limit="solver_memory_bytes",
-            )
+        """Refuse a step with too many cells (LimitExceeded)."""
+        num_cells, most = num_rows * model.num_layers, self.settings.max_cells
+        text = f"{num_rows} rows x {model.num_layers} layers are {num_cells} cells; a step may have {most} (max_cells)"
+        check("max_cells", num_cells, most, text)
 
     def check_reason(self, reason: str) -> None:
-        """Refuse a reason that is too long.
-
-        Raises:
-            InvalidInput: names the limit.
-        """
+        """Refuse a reason that is too long (InvalidInput)."""
         if len(reason) > MAX_REASON_LENGTH:
             raise InvalidInput.of("reason", expected=f"at most {MAX_REASON_LENGTH} letters", got=len(reason))

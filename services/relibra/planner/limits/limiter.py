@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from relibra.errors import TooManyCalls
 
@@ -20,18 +21,13 @@ _MAX_CLOCKS = 4096
 class Hold:
     """One thing that an identity holds, such as an open stream."""
 
-    used_at: float
+    used_at: float = field(default_factory=time.monotonic)
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when this hold must end, because another one of its identity takes its place."""
 
-
-@dataclass(eq=False)
-class _Queue:
-    """The turns of one identity."""
-
-    free: asyncio.Semaphore
-    num_calls: int = 0
-    """How many calls have a turn or wait for one."""
+    def use(self) -> None:
+        """Note that the hold is in use, so that it is the last one of its identity that makes room."""
+        self.used_at = time.monotonic()
 
 
 class Limiter:
@@ -72,10 +68,10 @@ class Limiter:
         self._rate_per_s = rate_per_s
         self._burst_s = burst_s
         self._max_delay_s = max_delay_s
-        self._holds: dict[str, dict[Hold, None]] = {}
-        """What each identity holds, the hold that was unused for longest first."""
+        self._holds: dict[str, set[Hold]] = {}
         self._num_holds = 0
-        self._queues: dict[str, _Queue] = {}
+        # A semaphore lives as long as a call has a turn or waits for one.
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._spent_until: dict[str, float] = {}
 
     def __len__(self) -> int:
@@ -89,39 +85,26 @@ class Limiter:
             TooManyCalls: the identity holds as much as it may.
         """
         self._make_room(identity)
-        hold = Hold(time.monotonic())
-        self._holds.setdefault(identity, {})[hold] = None
+        hold = Hold()
+        self._holds.setdefault(identity, set()).add(hold)
         self._num_holds += 1
         try:
             yield hold
         finally:
             self._release(identity, hold)
 
-    def use(self, identity: str, hold: Hold) -> None:
-        """Note that a hold is in use, so that it is the last one of its identity that makes room."""
-        hold.used_at = time.monotonic()
-        holds = self._holds.get(identity, {})
-        if hold in holds:
-            del holds[hold]
-            holds[hold] = None
-
     def made_room(self) -> TooManyCalls:
         """Return the error for the caller whose hold had to make room for another one."""
-        text = f"this one was idle for {self._idle_s:g} s and made room for another {self._what} of its job"
-        return TooManyCalls(f"{text} ({self._limit}); {self._advice}", limit=self._limit)
+        return self._refusal(
+            f"this one was idle for {self._idle_s:g} s and made room for another {self._what} of its job"
+        )
 
     @asynccontextmanager
     async def turn(self, identity: str) -> AsyncIterator[None]:
         """Wait until fewer than `per_identity` calls of the identity have a turn, then have one."""
-        queue = self._queues.setdefault(identity, _Queue(asyncio.Semaphore(self._per_identity or 1)))
-        queue.num_calls += 1
-        try:
-            async with queue.free:
-                yield
-        finally:
-            queue.num_calls -= 1
-            if not queue.num_calls:
-                del self._queues[identity]
+        free = self._turns.setdefault(identity, asyncio.Semaphore(self._per_identity or 1))
+        async with free:
+            yield
 
     def delay_s(self, identity: str, amount: float, now: float) -> float:
         """Account for an amount that an identity takes; return how long the identity must wait for it.
@@ -142,10 +125,10 @@ class Limiter:
         return max(0.0, spent_until - now - self._burst_s)
 
     def _make_room(self, identity: str) -> None:
-        holds = self._holds.get(identity, {})
+        holds = self._holds.get(identity, set())
         if self._per_identity is not None and len(holds) >= self._per_identity:
-            oldest = next(iter(holds), None)
-            if oldest is None or self._idle_s is None or time.monotonic() - oldest.used_at < self._idle_s:
+            oldest = min(holds, key=lambda hold: hold.used_at)
+            if self._idle_s is None or time.monotonic() - oldest.used_at < self._idle_s:
                 raise self._refusal(f"job {identity!r} has {self._per_identity} {self._what} at this planner")
             self._release(identity, oldest)
             oldest.is_over.set()
@@ -162,9 +145,9 @@ class Limiter:
         return TooManyCalls(f"{text} ({self._limit}); {self._advice}", limit=self._limit)
 
     def _release(self, identity: str, hold: Hold) -> None:
-        holds = self._holds.get(identity, {})
+        holds = self._holds.get(identity, set())
         if hold in holds:
-            del holds[hold]
+            holds.remove(hold)
             self._num_holds -= 1
             if not holds:
                 del self._holds[identity]

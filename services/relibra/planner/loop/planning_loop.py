@@ -13,9 +13,7 @@ from typing import Any, Protocol
 from opentelemetry import propagate, trace
 
 from relibra.errors import Conflict, LimitExceeded, LostLease, RelibraError, StaleEpoch, Unavailable
-from relibra.planner.loop.fair_order import Waiting, next_turns
-from relibra.planner.loop.pack_queue import Packed, PackQueue, WaitingPack
-from relibra.planner.loop.queue_wait import QueueWaits
+from relibra.planner.loop.queue import Packed, SolverQueue, WaitingPack
 from relibra.planner.loop.step_expiry import StepExpiry
 from relibra.planner.metrics import OUT_OF_MEMORY, Metrics
 from relibra.planner.plan_notifier import PlanNotifier, wait_until_set
@@ -35,9 +33,7 @@ _RENEWALS_PER_LEASE = 4
 
 class _Solver(Protocol):
     obstacle: str
-
-    @property
-    def num_warm(self) -> int: ...
+    num_warm: int
 
     def grow(self) -> None: ...
 
@@ -61,10 +57,7 @@ class PlanningLoop:
         self._news = asyncio.Event()
         self._is_stopping = False
         self._solves: dict[str, asyncio.Task[None]] = {}
-        self._last_turn: dict[str, int] = {}
-        self._num_turns = 0
-        self._waits = QueueWaits()
-        self._packs = PackQueue()
+        self._queue = SolverQueue()
 
     @property
     def obstacle(self) -> str:
@@ -78,7 +71,7 @@ class PlanningLoop:
     def stop(self) -> None:
         """Let `run` return when the steps that are being solved or packed have ended; refuse packings that wait."""
         self._is_stopping = True
-        self._packs.refuse_all(_drains())
+        self._queue.refuse_packs(_drains())
         self._news.set()
 
     async def pack(self, task: PackTask) -> Packed:
@@ -92,9 +85,9 @@ class PlanningLoop:
         """
         if self._is_stopping:
             raise _drains()
-        waiting = self._packs.add(task)
+        packed = self._queue.add(task)
         self.wake()
-        return await waiting.packed
+        return await packed
 
     async def run(self) -> None:
         """Plan pending steps until stopped."""
@@ -114,22 +107,17 @@ class PlanningLoop:
         # A planner that still compiles would win steps from one that could solve them at once.
         if self.obstacle:
             return
-        pending, packs = await self._store.pending_steps(), self._packs.waiting()
-        everything: list[Waiting] = [*pending, *packs]
-        waiting = {each.job_id for each in everything}
-        self._last_turn = {job_id: turn for job_id, turn in self._last_turn.items() if job_id in waiting}
-        turns = next_turns(everything, self._last_turn, self._solves)
+        pending = await self._store.pending_steps()
+        turns = self._queue.next_turns(pending, self._solves)
         for job_id in turns:
             if self._is_stopping or len(self._solves) >= self._solver.num_warm:
                 break
             if work := await self._next_work(job_id):
-                self._metrics.queue_wait_s.observe(self._waits.end(job_id))
-                self._num_turns += 1
-                self._last_turn[job_id] = self._num_turns
+                self._metrics.queue_wait_s.observe(self._queue.begin_turn(job_id))
                 self._solves[job_id] = asyncio.create_task(work)
-        solved = self._solves.keys() | {each.job_id for each in pending if each.is_leased}
+        solved = self._solves.keys() | {step.job_id for step in pending if step.is_leased}
         unsolved = [job_id for job_id in turns if job_id not in solved]
-        self._waits.look(unsolved)
+        self._queue.note_unsolved(unsolved)
         # Without a lease, a waiting step goes to the first solver that is free or warm, here or at another planner.
         if unsolved and len(self._solves) >= self._solver.num_warm:
             self._solver.grow()
@@ -139,7 +127,7 @@ class PlanningLoop:
 
         Packings come first: a driver waits for one before it submits the next step.
         """
-        if pack := self._packs.take(job_id):
+        if pack := self._queue.take_pack(job_id):
             return self._pack(pack)
         lease = await self._store.take_lease(job_id, self._settings.lease_s)
         return None if lease is None else self._plan(lease)
@@ -149,11 +137,11 @@ class PlanningLoop:
         try:
             pack.answer(await self._solver.pack(pack.task))
         except RelibraError as error:
-            pack.refuse(error)
+            pack.answer(error)
         except Exception as error:
             logger.error("job %s step %d: packing crashed", pack.job_id, pack.task.step, exc_info=error)
-            told = f"packing crashed with {type(error).__name__}: {error}; submit the schedule as it is"
-            pack.refuse(Unavailable(told))
+            why = f"packing crashed with {type(error).__name__}: {error}; submit the schedule as it is"
+            pack.answer(Unavailable(why))
         finally:
             del self._solves[pack.job_id]
             self.wake()

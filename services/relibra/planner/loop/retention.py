@@ -4,28 +4,16 @@ Steps expire oldest first, by three limits: the number of steps of an attempt, t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from relibra.planner.settings import PlannerSettings
 from relibra.store import ExpiryCause, RetainedStep
 from relibra.store.keys import RETAINED_ATTEMPTS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetentionLimits:
-    """How much full data of steps stays; the settings of the same names say more."""
-
-    retained_steps: int
-    retained_s: float
-    retained_bytes: int
-    num_fetchable: int
-    """How many of the newest planned steps agents may still want to fetch."""
-
 
 Expiries = list[dict[RetainedStep, ExpiryCause]]
 """For each attempt, newest first: the steps to expire, and why."""
 
 
-def summaries_to_drop(sizes_bytes: Sequence[int], limits: RetentionLimits) -> list[int]:
+def summaries_to_drop(sizes_bytes: Sequence[int], limits: PlannerSettings) -> list[int]:
     """Return the attempts of a job that lose the summaries of their steps, so that the full data of steps has room.
 
     Summaries may take half of `retained_bytes`. Those of the oldest attempt go first, those of the current one never.
@@ -43,7 +31,7 @@ def summaries_to_drop(sizes_bytes: Sequence[int], limits: RetentionLimits) -> li
 
 
 def steps_to_expire(
-    attempts: Sequence[Sequence[RetainedStep]], silent_s: float, limits: RetentionLimits, summaries_bytes: int = 0
+    attempts: Sequence[Sequence[RetainedStep]], silent_s: float, limits: PlannerSettings, summaries_bytes: int = 0
 ) -> Expiries:
     """Return the steps that expire now.
 
@@ -59,36 +47,37 @@ def steps_to_expire(
     expiries: Expiries = []
     spare: list[list[RetainedStep]] = []
     for number, unsorted in enumerate(attempts):
-        steps = sorted(unsorted, key=lambda each: each.step)
+        steps = sorted(unsorted, key=lambda step: step.step)
         needed = set() if number else _needed(steps, silent_s, limits)
-        spare.append([each for each in steps if each.step not in needed])
-        newest = {each.step for each in steps[-limits.retained_steps :]}
+        spare.append([step for step in steps if step.step not in needed])
+        newest = {step.step for step in steps[-limits.retained_steps :]}
         causes: dict[RetainedStep, ExpiryCause] = {}
-        for each in spare[-1]:
+        for step in spare[-1]:
             if number >= RETAINED_ATTEMPTS:
-                causes[each] = ExpiryCause.ATTEMPTS
-            elif each.step not in newest:
-                causes[each] = ExpiryCause.STEPS
-            elif each.age_s > limits.retained_s:
-                causes[each] = ExpiryCause.AGE
+                causes[step] = ExpiryCause.ATTEMPTS
+            elif step.step not in newest:
+                causes[step] = ExpiryCause.STEPS
+            elif step.age_s > limits.retained_s:
+                causes[step] = ExpiryCause.AGE
         expiries.append(causes)
-    kept_bytes = summaries_bytes + sum(each.size_bytes for steps in attempts for each in steps)
-    kept_bytes -= sum(each.size_bytes for causes in expiries for each in causes)
+    kept_bytes = summaries_bytes + sum(step.size_bytes for steps in attempts for step in steps)
+    kept_bytes -= sum(step.size_bytes for causes in expiries for step in causes)
     for steps, causes in zip(reversed(spare), reversed(expiries), strict=True):
-        for each in steps:
-            if each not in causes and kept_bytes > limits.retained_bytes:
-                causes[each] = ExpiryCause.BYTES
-                kept_bytes -= each.size_bytes
+        for step in steps:
+            if step not in causes and kept_bytes > limits.retained_bytes:
+                causes[step] = ExpiryCause.BYTES
+                kept_bytes -= step.size_bytes
     return expiries
 
 
-def _needed(steps: Sequence[RetainedStep], silent_s: float, limits: RetentionLimits) -> set[int]:
+def _needed(steps: Sequence[RetainedStep], silent_s: float, limits: PlannerSettings) -> set[int]:
     """Return the steps of the current attempt, given oldest first, that must stay."""
-    ended = [each.step for each in steps if not each.is_open and not each.is_pending]
+    ended = [step.step for step in steps if not step.is_open and not step.is_pending]
     newest_ended = ended[-1] if ended else -1
     # An open step before the newest one that ended was abandoned: its schedule never came.
-    needed = {each.step for each in steps if each.is_pending or (each.is_open and each.step > newest_ended)}
-    needed.update([each.step for each in steps if each.is_planned][-1:])
+    needed = {step.step for step in steps if step.is_pending or (step.is_open and step.step > newest_ended)}
+    needed.update([step.step for step in steps if step.is_planned][-1:])
     if silent_s <= limits.retained_s:
-        needed.update(ended[-min(limits.num_fetchable, limits.retained_steps) :])
+        # Agents may still fetch as many as may be scheduled ahead of training.
+        needed.update(ended[-min(limits.max_open_steps, limits.retained_steps) :])
     return needed

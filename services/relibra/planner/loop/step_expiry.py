@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from relibra.errors import Unavailable
-from relibra.planner.loop.retention import RetentionLimits, steps_to_expire, summaries_to_drop
+from relibra.planner.loop.retention import steps_to_expire, summaries_to_drop
 from relibra.planner.metrics import Metrics
 from relibra.planner.settings import PlannerSettings
 from relibra.store import JobRecord, Store
@@ -23,13 +23,7 @@ class StepExpiry:
     def __init__(self, store: Store, metrics: Metrics, settings: PlannerSettings) -> None:
         self._store = store
         self._metrics = metrics
-        self._limits = RetentionLimits(
-            retained_steps=settings.retained_steps,
-            retained_s=settings.retained_s,
-            retained_bytes=settings.retained_bytes,
-            # As many steps may be scheduled ahead of training.
-            num_fetchable=settings.max_open_steps,
-        )
+        self._limits = settings
         self._too_large: set[str] = set()
         self._has_told_of_estimates = False
         self._due: set[str] = set()
@@ -71,11 +65,11 @@ class StepExpiry:
     async def apply(self, job_id: str) -> None:
         """Let steps of all attempts of a job expire."""
         attempts = await self._store.list_attempts(job_id)
-        measured = [await self._store.measure_steps(each) for each in attempts]
+        measured = [await self._store.measure_steps(attempt) for attempt in attempts]
         if not measured:
             return
         kept = [steps for steps, _ in measured]
-        if not self._has_told_of_estimates and any(each.is_estimated for steps in kept for each in steps):
+        if not self._has_told_of_estimates and any(step.is_estimated for steps in kept for step in steps):
             self._has_told_of_estimates = True
             logger.warning(
                 "Redis refuses MEMORY USAGE, so retained_bytes counts the sequences, schedules and reports of steps, "
@@ -83,14 +77,14 @@ class StepExpiry:
             )
         summaries_bytes = await self._trim_summaries(attempts)
         expiries = steps_to_expire(kept, measured[0][1], self._limits, summaries_bytes)
-        size_bytes = summaries_bytes + sum(each.size_bytes for steps in kept for each in steps)
+        size_bytes = summaries_bytes + sum(step.size_bytes for steps in kept for step in steps)
         for attempt, causes in zip(attempts, expiries, strict=True):
             if not causes:
                 continue
             expired = set(await self._store.expire_steps(attempt, causes, time.time()))
-            gone = [(each, cause) for each, cause in causes.items() if each.step in expired]
-            for each, cause in gone:
-                size_bytes -= each.size_bytes
+            gone = [(step, cause) for step, cause in causes.items() if step.step in expired]
+            for step, cause in gone:
+                size_bytes -= step.size_bytes
                 self._metrics.expired_steps.labels(cause).inc()
             if gone:
                 logger.info(

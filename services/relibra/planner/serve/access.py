@@ -6,7 +6,7 @@ from typing import Any
 
 from relibra.errors import Forbidden, Unauthenticated
 from relibra.store import ALL_JOBS, Role, Store
-from relibra.store.identity import Identities
+from relibra.store.tokens import Identities
 
 _MAY_CALL: Mapping[Role, frozenset[str]] = {
     Role.ROLLOUT: frozenset({"JoinAttempt", "ReportRouting"}),
@@ -16,6 +16,7 @@ _MAY_CALL: Mapping[Role, frozenset[str]] = {
             "JoinAttempt",
             "Rollback",
             "ReportRouting",
+            "ClaimSequences",
             "SubmitSchedule",
             "Pack",
             "FetchPlan",

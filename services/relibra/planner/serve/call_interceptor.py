@@ -1,8 +1,4 @@
-"""Wraps every call of every service: authenticates the caller, turns errors into statuses, records metrics.
-
-gRPC reads the message of a unary call before it asks anybody. So all methods are served as streams, which is the same
-on the wire, and the message is read here: after the caller is known and its call is admitted, and only for some time.
-"""
+"""Wraps every call of every service: authenticates the caller, turns errors into statuses, records metrics."""
 
 import asyncio
 import logging
@@ -14,22 +10,17 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.descriptor import Descriptor
-from google.protobuf.message import DecodeError
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 
-from relibra.errors import Forbidden, InvalidInput, RelibraError, UnknownJob, shown
-from relibra.planner.limits.admission import Admission, account_of_connection
-from relibra.planner.limits.large_messages import LARGE_SIZE_BYTES
+from relibra.errors import Forbidden, RelibraError, UnknownJob, shown
+from relibra.planner.limits.admission import LIMITS_OF_CALLS, Admission, account_of_connection
 from relibra.planner.limits.limiter import Hold
-from relibra.planner.limits.num_elements import check_num_elements
 from relibra.planner.limits.refusal_log import RefusalLog
-from relibra.planner.limits.refusals import LIMITS_OF_CALLS
 from relibra.planner.metrics import Metrics
 from relibra.planner.serve.access import Access, Caller
+from relibra.planner.serve.message_reader import MessageReader
 from relibra.store import ALL_JOBS
-from relibra.wire.channel import METHODS_IN_PARTS
 from relibra.wire.job_id import check_job_id
 from relibra.wire.routing import attempt_of_stream
 from relibra.wire.status import to_status
@@ -60,6 +51,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._access = access
         self._admission = admission
         self._metrics = metrics
+        self._messages = MessageReader(admission)
         self._refusals = RefusalLog(logger)
         self._guarded: dict[str, Any] = {}
 
@@ -99,7 +91,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             account = account_of_connection(context.peer())
             with self._admission.health_call(method, account):
                 async with AsyncExitStack() as stack:
-                    request = await self._read(context, method, handler, account, stack)
+                    request = await self._messages.read(context, method, handler, account, stack)
                 if handler.unary_unary:
                     await context.write(await handler.unary_unary(request, context))
                 else:
@@ -126,7 +118,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     await self._stream(handler.stream_stream(requests, context), context, stream)
                     return
                 # Half a message of a viewer must not hold up the trainer.
-                request = await self._read(context, method, handler, f"{account} {caller.role}", stack)
+                request = await self._messages.read(context, method, handler, f"{account} {caller.role}", stack)
                 _check(request, caller, method)
                 call.job_id = request.job_id
                 if handler.unary_stream:
@@ -141,26 +133,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             self._metrics.call_s.labels(method).observe(time.perf_counter() - started_at)
 
         return serve
-
-    async def _read(self, context: Any, method: str, handler: Any, account: str, stack: AsyncExitStack) -> Any:
-        """Read the one message of a call, which a client may have cut into parts if it is large.
-
-        A large message has the turn of its account until `stack` ends.
-        """
-        is_in_parts = method in METHODS_IN_PARTS
-        async with self._admission.receiving.turn(account, is_in_parts=is_in_parts) as deadline:
-            parts, size_bytes = [], 0
-            while (part := await context.read()) is not grpc.aio.EOF:
-                parts.append(part)
-                size_bytes += len(part)
-                self._admission.check_size(method, size_bytes)
-                if not is_in_parts:
-                    break
-            deadline.reschedule(None)
-            if not parts:
-                raise InvalidInput.of("message", expected=f"the message of {method}", got="none")
-            await stack.enter_async_context(self._admission.large.turn(account, size_bytes))
-        return await self._decode(b"".join(parts), method, handler)
 
     async def _stream(self, responses: Any, context: Any, stream: Hold) -> None:
         """Send responses until they end, or until the stream makes room for another one."""
@@ -185,24 +157,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self, context: Any, method: str, handler: Any, account: str, stream: Hold
     ) -> AsyncIterator[Any]:
         while (data := await context.read()) is not grpc.aio.EOF:
-            self._admission.streams.use(account, stream)
+            stream.use()
             async with self._admission.large.turn(account, len(data)):
-                request = await self._decode(data, method, handler)
+                request = await self._messages.parse(data, method, handler)
             await self._check_now(request, context, method)
             yield request
-
-    async def _decode(self, data: bytes, method: str, handler: Any) -> Any:
-        self._admission.check_size(method, len(data))
-
-        def parse() -> Any:
-            if len(data) > LARGE_SIZE_BYTES:
-                check_num_elements(data, _descriptor(handler), self._admission.max_sequences)
-            return handler.request_deserializer(data)
-
-        try:
-            return await self._admission.large.work(len(data), parse)
-        except DecodeError as error:
-            raise InvalidInput.of("message", expected=f"the protobuf message of {method}", got=error) from error
 
     async def _check_now(self, request: Any, context: Any, method: str) -> None:
         """Check the caller again: a stream may stay open for days after its token was revoked."""
@@ -231,7 +190,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         who = details[:60] if isinstance(error, Forbidden) else "" if isinstance(error, UnknownJob) else call.job_id
         self._refusals.note(f"{method} {name}", who, f"{method} refused: {name}: {shown(details)}", level)
         if limit in LIMITS_OF_CALLS and not call.is_open_stream:
-            await self._admission.refusals.wait(call.job_id, context.time_remaining())
+            await self._admission.wait_for_refusal(call.job_id, context.time_remaining())
         try:
             await context.abort(code, details, trailing_metadata=metadata)
         except grpc.aio.AbortError as aborted:
@@ -247,9 +206,3 @@ def _trace_context(context: Any) -> Context:
 def _check(request: Any, caller: Caller, method: str) -> None:
     caller.check(method, request.job_id)
     check_job_id(request.job_id)
-
-
-def _descriptor(handler: Any) -> Descriptor:
-    """Return the descriptor of a method's request; the deserializer is `FromString` of its class."""
-    descriptor: Descriptor = handler.request_deserializer.__self__.DESCRIPTOR
-    return descriptor

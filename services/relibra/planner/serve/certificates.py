@@ -1,16 +1,19 @@
 """The planner's certificate, read again when its files change."""
 
+import contextlib
 import logging
 import ssl
-from datetime import UTC, datetime
+import time
 from pathlib import Path
 
 import grpc
 
 from relibra.errors import InvalidInput
-from relibra.planner.serve.certificate_validity import read_validity
 
 logger = logging.getLogger(__name__)
+
+_NO_CHECK_TIME = 0x200000
+"""`X509_V_FLAG_NO_CHECK_TIME` of OpenSSL, which Python has no name for."""
 
 
 class CertificateFiles:
@@ -55,10 +58,10 @@ class CertificateFiles:
 
     def _look(self) -> tuple[tuple[int, int], ...]:
         try:
-            found = [each.stat() for each in self._files]
+            stats = [file.stat() for file in self._files]
         except OSError as error:
             raise InvalidInput.of("TLS file", expected="a readable file", got=error) from error
-        return tuple((each.st_mtime_ns, each.st_ino) for each in found)
+        return tuple((stat.st_mtime_ns, stat.st_ino) for stat in stats)
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
         try:
@@ -67,12 +70,50 @@ class CertificateFiles:
             context.load_cert_chain(self._cert_file, self._key_file)
             if self._client_ca_file is not None:
                 context.load_verify_locations(self._client_ca_file)
-            key, cert, *client_ca = (each.read_bytes() for each in self._files)
+            check_dates(context, self._cert_file, time.time())
+            key, cert, *client_ca = (file.read_bytes() for file in self._files)
         except (OSError, ssl.SSLError) as error:
             raise InvalidInput.of("TLS files", expected="a certificate (PEM) and its key", got=error) from error
-        read_validity(cert, str(self._cert_file)).check(str(self._cert_file), datetime.now(UTC))
         return grpc.ssl_server_certificate_configuration([(key, cert)], *client_ca)
 
     @property
     def _files(self) -> list[Path]:
         return [self._key_file, self._cert_file, *([self._client_ca_file] if self._client_ca_file else [])]
+
+
+def check_dates(server: ssl.SSLContext, cert_file: Path, now: float) -> None:
+    """Return if the certificate that `server` shows, the first of `cert_file`, is valid at the Unix time `now`.
+
+    Python reads the dates of a peer's certificate only, so the server shakes hands with a client in this process.
+
+    Raises:
+        InvalidInput: it is expired or not valid yet.
+        ssl.SSLError: the server cannot show it.
+    """
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.load_verify_locations(cert_file)
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    caller = client.wrap_bio(to_client, to_server)
+    for side in (caller, server.wrap_bio(to_server, to_client, server_side=True)) * 3:
+        with contextlib.suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+    dates = caller.getpeercert() or {}
+    from_s, until_s = (ssl.cert_time_to_seconds(str(dates[name])) for name in ("notBefore", "notAfter"))
+    if now > until_s:
+        raise InvalidInput.of(
+            str(cert_file),
+            expected="a certificate that is valid, because every caller refuses another one; renew it",
+            got=f"one that expired at {_shown(until_s)}",
+        )
+    if now < from_s:
+        raise InvalidInput.of(
+            str(cert_file),
+            expected="a certificate that is valid already; check the clock of this machine",
+            got=f"one that is valid from {_shown(from_s)}",
+        )
+
+
+def _shown(unix_time: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix_time))

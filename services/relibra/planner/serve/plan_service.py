@@ -12,19 +12,20 @@ from opentelemetry import propagate
 from relibra.errors import InvalidInput, NotFound, NotReady, RelibraError, Unavailable
 from relibra.planner.limits.admission import MAX_FETCH_WAIT_S, Admission
 from relibra.planner.limits.refusal_log import RefusalLog
+from relibra.planner.limits.solve_size import check_packing, check_schedule
 from relibra.planner.loop.planning_loop import PlanningLoop
 from relibra.planner.plan_notifier import PlanNotifier, wait_until_set
 from relibra.planner.serve.attempt_watch import AttemptWatch, check_epoch
-from relibra.planner.serve.pack_calls import check_schedule, pack_task
 from relibra.planner.serve.plan_cache import PlanCache
 from relibra.planner.serve.step_watch import LOOK_INTERVAL_S, StepWatch
+from relibra.planner.solve.packing import PackTask
 from relibra.planning import Schedule
 from relibra.planning.plan import Level
 from relibra.store import DamagedPlan, JobRecord, PlanRecord, Refused, StepRecord, Store
 from relibra.v1 import plan_pb2, plan_pb2_grpc
 from relibra.wire.job_id import check_job_id
 from relibra.wire.messages import decode_schedule, decode_sequences, encode_plan_id, has_micro_batches
-from relibra.wire.packing import encode_packed
+from relibra.wire.packing import decode_pack_request, encode_packed
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,8 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
     ) -> plan_pb2.SubmitScheduleResponse:
         """Keep the schedule of a step, whose sequences must have been reported."""
         job = await self._attempts.job(check_job_id(request.job_id), request.epoch)
-        step = self._admission.check_step(request.step)
+        named = request.step if request.HasField("step") else await self._store.next_step(job)
+        step = self._admission.check_step(named)
         try:
             await self._keep_schedule(job, step, request)
         except RelibraError as error:
@@ -66,7 +68,19 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
             raise
         await self._store.forget_refusals(job)
         self._planning.wake()
-        return plan_pb2.SubmitScheduleResponse()
+        return plan_pb2.SubmitScheduleResponse(step=step)
+
+    async def ClaimSequences(
+        self, request: plan_pb2.ClaimSequencesRequest, context: Any
+    ) -> plan_pb2.ClaimSequencesResponse:
+        """Take sequences that were reported without a step into a step; say which were not reported at all."""
+        job = await self._attempts.job(check_job_id(request.job_id), request.epoch)
+        step = self._admission.check_step(request.step)
+        self._admission.check_num_sequences(len(request.sequence_ids))
+        sequence_ids = list(request.sequence_ids)
+        missing = set(await self._store.claim(job, step, sequence_ids, self._admission.store_limits))
+        places = [place for place, sequence_id in enumerate(sequence_ids) if sequence_id in missing]
+        return plan_pb2.ClaimSequencesResponse(missing=places)
 
     async def _keep_schedule(self, job: JobRecord, step: int, request: plan_pb2.SubmitScheduleRequest) -> None:
         self._admission.check_num_sequences(len(request.schedule.sequence_ids))
@@ -106,12 +120,16 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
 
     async def _packed(self, job: JobRecord, step: int, request: plan_pb2.PackRequest) -> tuple[Schedule, str]:
         self._admission.check_num_sequences(len(request.start.sequence_ids))
-        task = await self._admission.large.work(
-            request.ByteSize(), lambda: pack_task(self._admission, job, step, request)
-        )
+        task = await self._admission.large.work(request.ByteSize(), lambda: self._decode_task(job, step, request))
         await self._check_reported(job, step, task.sequence_ids)
         with self._admission.packings.hold(job.job_id):
             return await self._planning.pack(task)
+
+    def _decode_task(self, job: JobRecord, step: int, request: plan_pb2.PackRequest) -> PackTask:
+        """Decode and check a request to pack; this runs in a thread if it is large."""
+        sequence_ids, length_S, start, rules = decode_pack_request(request, job.cluster)
+        check_packing(self._admission, job, start)
+        return PackTask(job=job, step=step, sequence_ids=sequence_ids, length_S=length_S, start=start, rules=rules)
 
     async def _note_packing(self, job: JobRecord, step: int, text: str, *, is_packed: bool) -> None:
         """Keep how a packing ended, for the pages; a caller who waits must hear of it even if Redis is away."""
@@ -134,7 +152,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
             await self._attempts.see(job_id, epoch)
         if plan is None:
             raise NotReady(f"step {step} no longer has a plan: its job was re-created, or newer steps replaced it")
-        return plan.response
+        return plan
 
     async def WatchPlans(
         self, request: plan_pb2.WatchPlansRequest, context: Any
@@ -173,7 +191,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         self._damage.note(f"plan {plan.version}", job.job_id, text, logging.ERROR)
 
     async def _check_reported(self, job: JobRecord, step: int, sequence_ids: list[str]) -> None:
-        missing = await self._store.unreported(job, step, sequence_ids)
+        missing = await self._store.claim(job, step, sequence_ids, self._admission.store_limits)
         if missing:
             named = ", ".join(map(repr, missing[:_NUM_NAMED])) + (", ..." if len(missing) > _NUM_NAMED else "")
             raise NotFound(

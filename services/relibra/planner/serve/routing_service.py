@@ -25,7 +25,7 @@ from relibra.planner.serve.read_ahead import ReadAhead
 from relibra.store import Attempt, JobRecord, Refused, SequenceCounts, Store
 from relibra.store.single_flight import SingleFlight
 from relibra.v1 import routing_pb2, routing_pb2_grpc
-from relibra.wire.routing import attempt_of_stream, decode_counts, decode_policies
+from relibra.wire.routing import attempt_of_stream, decode_counts, decode_policies, step_of
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         refused: list[routing_pb2.Refusal] = []
         accepted: list[routing_pb2.ReportRoutingRequest] = []
         sequences: list[SequenceCounts] = []
-        errors: dict[tuple[str, int], RelibraError] = {}
+        errors: dict[tuple[str, int | None], RelibraError] = {}
         # A worker with a full buffer sends thousands of sequences of an attempt that is over, all with the same names.
         attempt_errors: dict[tuple[str, int], RelibraError | None] = {}
         for request in batch:
@@ -150,22 +150,22 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
                 attempt_errors[attempt] = await self._attempt_error(request, job)
             if (stale := attempt_errors[attempt]) is not None:
                 refused.append(self._refusal(request, stale))
-                errors[request.job_id, request.step] = stale
+                errors[request.job_id, step_of(request)] = stale
                 continue
             try:
                 sequences.append(self._decode(request, job))
                 accepted.append(request)
             except RelibraError as error:
                 refused.append(self._refusal(request, error))
-                errors[request.job_id, request.step] = error
+                errors[request.job_id, step_of(request)] = error
         outcomes = await self._store.put_counts(sequences, self._admission.store_limits)
         for request, outcome in zip(accepted, outcomes, strict=True):
             if outcome is not None:
                 refused.append(self._refusal(request, outcome))
-                errors[request.job_id, request.step] = outcome
+                errors[request.job_id, step_of(request)] = outcome
         for (job_id, step), why in errors.items():
             if job_id in jobs and not isinstance(why, StaleEpoch):
-                await self._store.note_refusal(jobs[job_id], Refused.SEQUENCES, step, why)
+                await self._store.note_refusal(jobs[job_id], Refused.SEQUENCES, step or 0, why)
         self._metrics.sequences.labels("refused").inc(len(refused))
         for name, number in Counter(each.error for each in refused).items():
             self._metrics.refused_sequences.labels(name).inc(number)
@@ -201,7 +201,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         return SequenceCounts(
             job_id=job.job_id,
             epoch=job.epoch,
-            step=self._admission.check_step(request.step),
+            step=None if (step := step_of(request)) is None else self._admission.check_step(step),
             sequence_id=request.sequence_id,
             counts_LE=decode_counts(request, job.model),
             policies=decode_policies(request),

@@ -5,13 +5,14 @@ import logging
 import multiprocessing
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from relibra.errors import LimitExceeded
+from relibra.planner.settings import PlannerSettings
 from relibra.planner.solve.packing import PackTask, pack_step
 from relibra.planner.solve.solving import prepare_worker, solve_step, warm_up
 from relibra.planning import Schedule
@@ -39,40 +40,23 @@ class SolverPool:
     answering agents. A solve that crashes, runs away or takes too much memory is killed without harm to other solves.
     """
 
-    def __init__(
-        self, redis_url: str, *, timeout_s: float, memory_bytes: int, num_solvers: int = 1, num_threads: int = 1
-    ) -> None:
-        """Describe the workers; `run` starts them.
-
-        Args:
-            redis_url: the store that workers read.
-            timeout_s: how long a solve may take.
-            memory_bytes: how much memory the arrays of a solve may take.
-            num_solvers: how many workers there may be.
-            num_threads: how many threads a solve uses.
-        """
-        self._redis_url = redis_url
-        self._timeout_s = timeout_s
-        self._memory_bytes = memory_bytes
-        self._num_solvers = num_solvers
-        self._num_threads = num_threads
+    def __init__(self, settings: PlannerSettings) -> None:
+        """Describe the workers; `run` starts them."""
+        self._settings = settings
         self._idle: list[_Worker] = []
         self._cold: _Worker | None = None
-        self._num_warm, self._num_wanted = 0, 1
+        self.num_warm = 0
+        """How many workers are warm, those that solve a step included."""
+        self._num_wanted = 1
         self._lacks_workers = asyncio.Event()
         self._lacks_workers.set()
         self._has_warm = asyncio.Event()
         self.obstacle = _WARMS_UP
         """Why no step can be solved in good time, for people; empty once a worker is warm."""
 
-    @property
-    def num_warm(self) -> int:
-        """How many workers are warm, those that solve a step included."""
-        return self._num_warm
-
     def grow(self) -> None:
         """Let one more worker become warm, unless that many are on their way or there may be no more."""
-        self._num_wanted = max(self._num_wanted, min(self._num_warm + 1, self._num_solvers))
+        self._num_wanted = max(self._num_wanted, min(self.num_warm + 1, self._settings.num_solvers))
         self._lacks_workers.set()
 
     async def run(self) -> None:
@@ -82,7 +66,7 @@ class SolverPool:
         """
         while True:
             await self._lacks_workers.wait()
-            while self._num_warm < self._num_wanted:
+            while self.num_warm < self._num_wanted:
                 await self._add_worker()
             self._lacks_workers.clear()
 
@@ -105,7 +89,7 @@ class SolverPool:
             await self._tell_of_fault(f"{type(error).__name__}: {error}")
         else:
             self._cold = None
-            self._num_warm += 1
+            self.num_warm += 1
             self._idle.append(worker)
             self.obstacle = ""
             self._has_warm.set()
@@ -119,8 +103,8 @@ class SolverPool:
         if self._cold is not None:
             self._cold.kill()
         told = f"the solver did not start: {fault}"
-        if self._num_warm:
-            having = f"{self._num_warm} of {self._num_solvers} solvers"
+        if self.num_warm:
+            having = f"{self.num_warm} of {self._settings.num_solvers} solvers"
             logger.error("%s. It is started again in %.0f s; meanwhile the planner has %s", told, _RETRY_S, having)
         else:
             self.obstacle = told
@@ -138,35 +122,38 @@ class SolverPool:
             TimeoutError: the solve took too long and was killed.
             BrokenProcessPool: the worker died; the text says how.
         """
-        return await self._in_worker("solve", lambda worker: worker.solve(self._redis_url, job_id, step))
+        num_threads = self._settings.num_solver_threads or 1
+        return await self._in_worker("solve", solve_step, self._settings.redis_url, job_id, step, num_threads)
 
     async def pack(self, task: PackTask) -> tuple[Schedule, str]:
         """Pack the sequences of a step in a warm worker; raises as `solve`."""
-        return await self._in_worker("packing", lambda worker: worker.pack(self._redis_url, task))
+        return await self._in_worker("packing", pack_step, self._settings.redis_url, task)
 
-    async def _in_worker(self, what: str, work: Callable[["_Worker"], Awaitable[_Result]]) -> _Result:
+    async def _in_worker(self, what: str, work: Callable[..., _Result], *arguments: Any) -> _Result:
         worker = self._idle.pop()
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._settings.solve_timeout_s):
                 has_worked = worker.has_worked
                 try:
-                    return await work(worker)
+                    return await worker.do(work, *arguments)
                 except MemoryError:
                     if not has_worked:
                         raise
                     # What earlier work, perhaps of other jobs, left in the process counts against the limit.
                     worker.kill()
                     worker = self._worker()
-                    return await work(worker)
+                    return await worker.do(work, *arguments)
         except TimeoutError:
             worker.kill()
-            raise TimeoutError(f"the {what} took longer than {self._timeout_s:g} s and was killed") from None
+            raise TimeoutError(
+                f"the {what} took longer than {self._settings.solve_timeout_s:g} s and was killed"
+            ) from None
         except MemoryError as error:
             # What failed work leaves in its process would be missing in the next solve.
             worker.kill()
             raise LimitExceeded(
-                f"the {what} ran out of memory: it may take {self._memory_bytes} bytes (solver_memory_bytes): {error}; "
-                "schedule fewer micro-batches or sequences, or raise the limit",
+                f"the {what} ran out of memory: it may take {self._settings.solver_memory_bytes} bytes "
+                f"(solver_memory_bytes): {error}; schedule fewer micro-batches or sequences, or raise the limit",
                 limit="solver_memory_bytes",
             ) from None
         except BrokenProcessPool:
@@ -177,13 +164,13 @@ class SolverPool:
             raise
         finally:
             if worker.is_killed:
-                self._num_warm -= 1
+                self.num_warm -= 1
                 self._lacks_workers.set()
             else:
                 self._idle.append(worker)
 
     def _worker(self) -> "_Worker":
-        return _Worker(self._memory_bytes, self._num_threads)
+        return _Worker(self._settings.solver_memory_bytes, self._settings.num_solver_threads or 1)
 
     async def close(self) -> None:
         """Kill the workers, after `run` was cancelled. None is solving any more, but one may still be compiling."""
@@ -196,7 +183,6 @@ class _Worker:
     """One worker process. It is spawned because gRPC does not survive a fork."""
 
     def __init__(self, memory_bytes: int, num_threads: int) -> None:
-        self._num_threads = num_threads
         self._pool = ProcessPoolExecutor(
             max_workers=1, mp_context=multiprocessing.get_context("spawn"), initializer=prepare_worker
         )
@@ -210,13 +196,9 @@ class _Worker:
     async def warm_up(self) -> "MachineCode":
         return await asyncio.wrap_future(self._warming)
 
-    async def solve(self, redis_url: str, job_id: str, step: int) -> EncodedPlan:
+    async def do(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
         self.has_worked = True
-        return await asyncio.wrap_future(self._pool.submit(solve_step, redis_url, job_id, step, self._num_threads))
-
-    async def pack(self, redis_url: str, task: PackTask) -> tuple[Schedule, str]:
-        self.has_worked = True
-        return await asyncio.wrap_future(self._pool.submit(pack_step, redis_url, task))
+        return await asyncio.wrap_future(self._pool.submit(work, *arguments))
 
     async def how_it_died(self) -> str:
         (process,) = self._processes

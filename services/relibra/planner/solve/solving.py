@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from relibra import service_log
 from relibra.errors import NotFound
 from relibra.planning import Cluster, CostModel, Model, PlanParams, Schedule, StepLoad, check_plan
-from relibra.planning.expected.loads import WINDOW, mean_micro_batch, micro_batches_of, seen_load
+from relibra.planning.expected.loads import WINDOW, deal_often, mean_micro_batch, seen_load
 from relibra.planning.plan import Level
 from relibra.store import EncodedPlan, JobRecord, Store
 
@@ -37,8 +37,6 @@ _DEAR_DISPATCH = CostModel(token_size_bytes=1e6)
 """A cost model that makes the warm-up compile what counts dispatch, too."""
 
 _MAX_STACK_BYTES = 64 << 20
-_NUM_MICRO_BATCHES = 4
-"""Micro-batches of each EP group to which a step is dealt of which only the sequences are known."""
 _SELF = Path("/proc/self/status")
 
 
@@ -151,8 +149,7 @@ async def _read(redis_url: str, job_id: str, step: int) -> _Step:
             if level is Level.HISTORY:
                 seen_NLE = await store.micro_batches_before(job, step, WINDOW)
             else:
-                row_S = np.arange(len(counts_SLE)) % (_NUM_MICRO_BATCHES * job.cluster.num_ep_groups)
-                seen_NLE = micro_batches_of(counts_SLE, row_S)
+                seen_NLE = deal_often(counts_SLE, job.cluster)
             if not len(seen_NLE):
                 raise NotFound(f"no routing is known from which step {step} could be planned")
             load, schedule = mean_micro_batch(seen_NLE, job.cluster)

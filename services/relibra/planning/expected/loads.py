@@ -15,6 +15,12 @@ from relibra.planning.schedule import Schedule
 
 WINDOW = 4
 """Earlier steps that count. Fewer follow a change of the data sooner, but where there is none their plans are worse."""
+_DEALT_ROWS = 32
+"""Micro-batches to which a step is dealt. With 4, plans were 1.3 to 2.8 times as far from balance (imbalance - 1)."""
+_DEALT_MICRO_BATCHES = 4
+"""The real number of an EP group is unknown. It matters, because copies cost time and pay only for enough tokens. On
+gpt-oss-20b and moonlight-16b with the prices of H100, plans for 4 gave up at most 0.3 points of throughput in steps of
+16 and 32, and plans for 32 up to 20 points in steps of 4."""
 
 
 def mean_micro_batch(seen_NLE: NDArray[np.integer], cluster: Cluster) -> tuple[StepLoad, Schedule]:
@@ -47,6 +53,24 @@ def micro_batches_of(counts_SLE: NDArray[np.integer], row_S: NDArray[np.integer]
         step, place = divmod(number, per_step)
         seen[step * num_rows + row_S[place]] += counts_LE.astype(np.int64, copy=False)
     return seen[seen.any(axis=(1, 2))]
+
+
+def deal_often(counts_SLE: NDArray[np.integer], cluster: Cluster) -> NDArray[np.int64]:
+    """Deal the sequences of one step to micro-batches in several orders, of which the step may have any.
+
+    Args:
+        counts_SLE: the sequences.
+        cluster: the EP groups among which the step is divided.
+
+    Returns:
+        The loads of the micro-batches of all orders, int64 `[N, L, E]`; about `_DEALT_ROWS`, so that planning takes no
+        longer for few EP groups than for many.
+    """
+    rng = np.random.default_rng(0)
+    num_sequences, num_rows = len(counts_SLE), _DEALT_MICRO_BATCHES * cluster.num_ep_groups
+    row_S = np.arange(num_sequences) % num_rows
+    orders = [rng.permutation(num_sequences) for _ in range(max(1, _DEALT_ROWS // num_rows))]
+    return np.concatenate([micro_batches_of(counts_SLE[order_S], row_S) for order_S in orders])
 
 
 def seen_load(seen_NLE: NDArray[np.integer], cluster: Cluster) -> StepLoad:

@@ -43,7 +43,7 @@ class Judge:
     cluster: Cluster
     params: PlanParams
     previous_LE: NDArray[np.int32]
-    """The current placement."""
+    """The current placement; where homes stay, that of plain expert parallelism."""
 
     @property
     def num_groups(self) -> int:
@@ -65,6 +65,8 @@ class Judge:
         """Return a schedule with its cost, by a placement: by default the one that `reorder` chooses."""
         load = StepLoad.of(self.counts_SLE, schedule, self.cluster)
         traffic = Traffic.of(load, self.cluster, self.params)
+        if home_LE is None and self.params.homes_stay:
+            home_LE = self.previous_LE
         if home_LE is None:
             home_LE, _ = reorder(
                 load.load_MLE,
@@ -117,11 +119,11 @@ def judge_of(
         InvalidPlan: `previous_home_LE` is not a placement.
     """
     _check(counts_SLE, length_S, start, model, cluster)
+    params = (params or PlanParams()).counting_copies(model, cluster)
     previous_LE = cluster.identity_placement(model)
-    if previous_home_LE is not None:
+    if previous_home_LE is not None and not params.homes_stay:
         check_placement(previous_home_LE, model, cluster)
         previous_LE = previous_home_LE.astype(np.int32)
-    params = (params or PlanParams()).counting_copies(model, cluster)
     return Judge(counts_SLE=counts_SLE, model=model, cluster=cluster, params=params, previous_LE=previous_LE)
 
 

@@ -70,7 +70,7 @@ def repack(
         num_micro_batches=start.num_micro_batches,
     )
     price = judge.price_under(start)
-    home_LE = None if previous_home_LE is None else judge.previous_LE
+    home_LE = None if previous_home_LE is None and not judge.params.homes_stay else judge.previous_LE
     before = judge.judge(start, home_LE)
     changes_rows = rules.freedom is Freedom.MICRO_BATCHES and start.num_rows(cluster) > 1
     best = _by_time(search, before, home_LE, price) if price else _by_tokens(search, before, home_LE, changes_rows)

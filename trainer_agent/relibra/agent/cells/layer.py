@@ -29,7 +29,8 @@ class LayerExecution:
         cells: returns the cells of the open step.
         has_routing: returns whether the caller has set routing in the open phase.
         logical_experts: returns the logical expert that is in every home slot of a layer now.
-        check_weights: raises if the weights of a layer were written behind the agent's back.
+        check_weights: raises if the weights of a layer were written behind the agent's back; also gets whether the
+            forward belongs to a phase.
         note_forward: called in every forward.
     """
 
@@ -45,7 +46,7 @@ class LayerExecution:
         cells: Callable[[], StepCells],
         has_routing: Callable[[], bool],
         logical_experts: Callable[[int], Sequence[int]],
-        check_weights: Callable[[int], None],
+        check_weights: Callable[[int, bool], None],
         note_forward: Callable[[], None],
     ) -> None:
         self.index, self.experts, self._logical_experts = index, experts, logical_experts
@@ -92,7 +93,7 @@ class LayerExecution:
         micro_batch = current(self._owner)
         self._note_forward()
         if not torch.is_grad_enabled():
-            self._check_weights(self.index)
+            self._check_weights(self.index, micro_batch is not None)
         if micro_batch is None:
             self._visit, table = None, self._table_outside(training)
         else:

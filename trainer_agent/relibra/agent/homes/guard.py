@@ -5,13 +5,17 @@ name. After a reorder a name stands for another expert, so a copy that is put ba
 does not expect them. The guard keeps a checksum of every parameter of every expert on this rank, and compares it before
 the weights are used or leave. Checksums are computed on the device; only a comparison waits for the device.
 
+Forwards that belong to no plan begin without such a comparison. A forward without gradients compares if torch counted a
+write. torch counts no writes through `.data`, so once experts have moved, each of these forwards compares a sample.
+
 Before the first plan is applied, every copy has the one order that there is, and no rank holds replicas of other
 weights. Until then the guard compares nothing.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +27,23 @@ from relibra.errors import RelibraError
 Checksums = Mapping[int, Tensor]
 """layer -> the checksums of the parameters of the expert in every home slot, int64 `[S, P]`."""
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_SAMPLE_SIZE = 128
+"""The elements of a parameter in a sample. Different experts differ in nearly every element."""
 
 ADVICE = (
     "experts may be where the router does not expect them. Copy weights out inside `with agent.copying() as snapshot:` "
     "and put them back inside `with agent.restoring(snapshot):`. Copies from before the first reorder have the "
     "snapshot `agent.original_order`. If the weights are right and in the present order, call `agent.accept_weights()`"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Noted:
+    """Weights that are known."""
+
+    checksums: Checksums
+    sample_of: Mapping[int, Tensor]
+    """By layer, some elements of every parameter; empty before the first reorder."""
 
 
 class WeightGuard:
@@ -45,21 +60,28 @@ class WeightGuard:
         experts: the experts of this rank, by layer.
         state: the optimizer state of this rank.
         device: where the weights are while the job trains.
+        has_moved: returns whether any expert of the job has ever moved. Equal on all ranks.
     """
 
-    def __init__(self, experts: Mapping[int, Experts], state: OptimizerState, device: torch.device) -> None:
-        self._experts, self._state, self._device = experts, state, device
+    def __init__(
+        self,
+        experts: Mapping[int, Experts],
+        state: OptimizerState,
+        device: torch.device,
+        has_moved: Callable[[], bool],
+    ) -> None:
+        self._experts, self._state, self._device, self._has_moved = experts, state, device, has_moved
         self.is_armed = False
         """Whether a plan was ever applied. Equal on all ranks."""
         self.sees_optimizer = False
         """Whether the guard is told before and after every step of the optimizer."""
-        self._trained: Checksums | None = None
-        self._visiting: Checksums | None = None
+        self._trained: _Noted | None = None
+        self._visiting: _Noted | None = None
         self._versions: dict[int, int] = {}
 
     def note_trained(self) -> None:
         """Remember the present weights as the trained ones, without waiting for the device."""
-        self._trained, self._visiting = self._taken(), None
+        self._trained, self._visiting = self._noted(), None
 
     def note_begun(self, *, has_moved: bool) -> None:
         """Remember the weights of a step that begins, after `check_trained`, which has read them if none has moved."""
@@ -69,7 +91,7 @@ class WeightGuard:
 
     def note_visiting(self) -> None:
         """Remember the present weights as restored ones, beside the trained ones, without waiting for the device."""
-        self._visiting = self._taken()
+        self._visiting = self._noted()
 
     def forget(self) -> None:
         """Expect any weights, because an optimizer or the loading of a checkpoint changes them."""
@@ -122,18 +144,32 @@ class WeightGuard:
             self._check({layer: self._taken_of(layer)}, self._known)
             self._versions[layer] = version
 
-    def check_if_written(self, layer: int) -> None:
-        """Check the weights of one layer before a forward without gradients, if torch saw a write since the last check.
+    def check_forward(self, layer: int, is_planned: bool) -> None:
+        """Check the weights of one layer before a forward without gradients, as far as something may have written them.
+
+        Args:
+            layer: the layer.
+            is_planned: whether the forward belongs to a phase of a step, which has begun with a check.
 
         Raises:
             RelibraError: neither trained nor restored weights are there.
         """
-        if self._trained is not None and self._version_of(layer) != self._versions[layer]:
+        if self._trained is None:
+            return
+        is_written = self._version_of(layer) != self._versions[layer]
+        if is_written or (not is_planned and self._trained.sample_of and self._has_other_sample(layer)):
             self.check_layer(layer)
 
     @property
-    def _known(self) -> list[Checksums]:
-        return [each for each in (self._trained, self._visiting) if each is not None]
+    def _known(self) -> list[_Noted]:
+        return [noted for noted in (self._trained, self._visiting) if noted is not None]
+
+    def _noted(self) -> _Noted | None:
+        checksums = self._taken()
+        if checksums is None:
+            return None
+        layers = self._experts if self._has_moved() else ()
+        return _Noted(checksums=checksums, sample_of={layer: self._sample_of(layer) for layer in layers})
 
     def _taken(self) -> Checksums | None:
         if not self.is_armed:
@@ -148,6 +184,17 @@ class WeightGuard:
         sums = [_sum_of_words(each, *self._range_of(each)) for parameters in of_slots for each in parameters]
         return torch.stack(sums).view(len(of_slots), -1)
 
+    def _has_other_sample(self, layer: int) -> bool:
+        sample = self._sample_of(layer)
+        return not any(torch.equal(sample, noted.sample_of[layer]) for noted in self._known)
+
+    @torch.no_grad()
+    def _sample_of(self, layer: int) -> Tensor:
+        """Return bit patterns of some elements of every parameter: one launch, which reads little."""
+        check_memory({layer: self._experts[layer]}, self._device)
+        of_slots = self._experts[layer].parameters
+        return torch.cat([_few_words(each, *self._range_of(each)) for parameters in of_slots for each in parameters])
+
     def _range_of(self, parameter: nn.Parameter) -> tuple[int, int]:
         """Return the range that only this rank checks, or all of a frozen parameter, which no optimizer owns."""
         return self._state.range_of(parameter) if parameter.requires_grad else (0, parameter.numel())
@@ -155,12 +202,15 @@ class WeightGuard:
     def _version_of(self, layer: int) -> int:
         return sum(each._version for parameters in self._experts[layer].parameters for each in parameters)
 
-    def _check(self, present: Checksums | None, known: list[Checksums]) -> None:
+    def _check(self, present: Checksums | None, known: list[_Noted]) -> None:
         if not present:
             return
         # One tensor and one wait for the device, for all layers.
         differs_KLS = torch.stack(
-            [torch.stack([(present[layer] != each[layer]).any(dim=-1) for layer in present]) for each in known]
+            [
+                torch.stack([(present[layer] != noted.checksums[layer]).any(dim=-1) for layer in present])
+                for noted in known
+            ]
         ).cpu()
         for layer, differs_KS in zip(present, differs_KLS.unbind(dim=1), strict=True):
             if differs_KS.any(dim=1).all():
@@ -208,3 +258,9 @@ def _sum_of_words(parameter: Tensor, start: int, stop: int) -> Tensor:
     if elements.storage_offset() * elements.element_size() % width:
         elements = elements.clone()  # the sum of equal weights is the same wherever they are
     return elements.view(_WORDS[width]).sum(dtype=torch.int64)
+
+
+def _few_words(parameter: Tensor, start: int, stop: int) -> Tensor:
+    """Return the bit patterns of at most `_SAMPLE_SIZE` of some elements, evenly spaced."""
+    stride = max(1, -(-(stop - start) // _SAMPLE_SIZE))
+    return parameter.detach().view(-1)[start:stop:stride].view(_WORDS[parameter.element_size()])

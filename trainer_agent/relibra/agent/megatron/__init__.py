@@ -10,7 +10,7 @@ objects and names, so that DDP, optimizer and converters see an ordinary model.
 from megatron.core import __version__ as version
 
 from relibra.agent.megatron.checkpoints import not_stored, plan_every_save
-from relibra.agent.megatron.hooks import install
+from relibra.agent.megatron.hooks import install, store_by_expert
 from relibra.agent.megatron.layers import (
     check_layer,
     expert_groups,
@@ -43,6 +43,7 @@ __all__ = [
     "plan_every_save",
     "reduces_early",
     "router_of",
+    "store_by_expert",
     "unwrap",
     "version",
 ]

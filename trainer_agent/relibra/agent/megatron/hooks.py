@@ -23,7 +23,7 @@ def install(layer: Any, chunk: nn.Module, execution: LayerExecution, cluster: Cl
 
     There are four hooks in the forward: the beginning of the transformer layer, the dispatcher (over physical slots),
     the routing before it (made physical), and the experts (with replicas). Router, auxiliary losses and replay stay in
-    logical space. Two more hooks give routing by micro-batch and checkpoints in logical order.
+    logical space. One more hook gives routing by micro-batch.
     """
     slots_per_rank = layer.num_local_experts + cluster.redundant_slots
     first_slot = layer.ep_group.rank() * slots_per_rank
@@ -55,9 +55,6 @@ def install(layer: Any, chunk: nn.Module, execution: LayerExecution, cluster: Cl
     layer.preprocess, layer.experts.forward = preprocess, forward
     if has_replay:  # else the framework's own replay or the router decides; `replay_obstacle` says so
         router.router_replay = MicroBatchReplay(plain_replay, execution.routing)
-    layer.experts.sharded_state_dict = logical_sharded_state_dict(
-        layer.experts, execution.logical_experts, layer.config.num_moe_experts
-    )
     # Transformer Engine refuses to capture a module that has hooks. Without an entrance, `remap` begins the cell.
     entrances = [
         module.register_forward_pre_hook(lambda *_: execution.enter())
@@ -70,12 +67,21 @@ def install(layer: Any, chunk: nn.Module, execution: LayerExecution, cluster: Cl
         layer.token_dispatcher = plain_dispatcher
         if has_replay:
             router.router_replay = plain_replay
-        del layer.preprocess, layer.experts.forward, layer.experts.sharded_state_dict
+        del layer.preprocess, layer.experts.forward
         for entrance in entrances:
             entrance.remove()
         _remember_micro_batch_in_checkpoints(-1)
 
     return restore
+
+
+def store_by_expert(layer: Any, execution: LayerExecution) -> Callable[[], None]:
+    """Have checkpoints store the experts of a layer in logical order. Return the undoing."""
+    experts = layer.experts
+    experts.sharded_state_dict = logical_sharded_state_dict(
+        experts, execution.logical_experts, layer.config.num_moe_experts
+    )
+    return lambda: delattr(experts, "sharded_state_dict")
 
 
 def _is_padded(config: Any) -> bool:

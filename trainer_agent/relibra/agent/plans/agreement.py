@@ -7,7 +7,7 @@ GPU, and NCCL's watchdog would end the process instead of raising an error.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,9 +25,28 @@ _LACKS = {
     Cause.INVALID: "offered an invalid plan",
     Cause.OTHER_LAUNCH: "in no attempt of the job, because another launch trains it",
     Cause.UNSCHEDULED: "without a plan, as nobody scheduled the step, and there is no newer one from earlier steps",
+    Cause.MEASURING: "without a plan, to measure a plain step",
+    Cause.NOT_FASTER: "without a plan, because planned steps were not faster",
 }
 """Why a rank offers no plan."""
 _LACK_BY_CODE = (None, *_LACKS)
+
+
+class Spent(NamedTuple):
+    """What a step took: on one rank, or on several together."""
+
+    time_s: float = 0.0
+    """The time from its first forward to its last forward or step of the optimizer, and the waits before it; the
+    longest of several ranks."""
+    num_token_copies: int = 0
+
+    @classmethod
+    def total(cls, parts: "Sequence[Spent]") -> "Spent":
+        """Return what several ranks spent together."""
+        return cls(max(part.time_s for part in parts), sum(part.num_token_copies for part in parts))
+
+
+NOTHING = Spent()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +61,11 @@ class Offer:
     """Why this rank has no plan to offer, a key of `_LACKS`. None where it has one."""
     is_scheduled: bool = True
     """Whether somebody scheduled the step. If not, the plan is the newest from history when this rank asked."""
+    spent: Spent = NOTHING
+    """What the step before took on this rank; nothing if it was not measured."""
 
     def to_tensor(self) -> torch.Tensor:
-        """Encode as int64 `[7]`; 64-bit identities keep their bits."""
+        """Encode as int64 `[9]`; 64-bit identities keep their bits, and times their nanoseconds."""
         plan_id = self.plan_id or PlanId(epoch=0, version=0)
         fields = (
             self.step,
@@ -54,19 +75,22 @@ class Offer:
             int.from_bytes(self.digest[:8].ljust(8, b"\0"), "little", signed=True),
             _LACK_BY_CODE.index(self.lack),
             int(self.is_scheduled),
+            round(self.spent.time_s * 1e9),
+            self.spent.num_token_copies,
         )
         return torch.tensor(fields, dtype=torch.int64, device="cpu")
 
     @classmethod
     def from_tensor(cls, encoded: torch.Tensor) -> "Offer":
         """Decode what `to_tensor` made, with the first 8 bytes of the digest."""
-        step, has_plan, epoch, version, digest, lack, is_scheduled = encoded.tolist()
+        step, has_plan, epoch, version, digest, lack, is_scheduled, time_ns, num_token_copies = encoded.tolist()
         return cls(
             step=step,
             plan_id=PlanId(epoch=epoch % 2**64, version=version % 2**64) if has_plan else None,
             digest=int(digest).to_bytes(8, "little", signed=True),
             lack=_LACK_BY_CODE[lack],
             is_scheduled=bool(is_scheduled),
+            spent=Spent(time_ns / 1e9, num_token_copies),
         )
 
 

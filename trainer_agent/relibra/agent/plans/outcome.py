@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from relibra.agent.cells.given_routing import GivenRouting
 from relibra.agent.cells.micro_batch import RealisedLoad
 from relibra.agent.cells.replay import GivenExperts
-from relibra.agent.plans.agreement import told
+from relibra.agent.plans.agreement import Spent, told
+from relibra.agent.plans.stopwatch import Clock, Stopwatch
 from relibra.agent.transport.timed import TimedTransport
 from relibra.errors import Unsupported
 from relibra.planning import Cause, ExecutionReport, Phase, PlanId
@@ -41,6 +42,9 @@ class StepOutcome:
     """How long this rank waited for the plan."""
     reorder_s: float = 0.0
     """How long the reorder took on this rank."""
+    expected_gain: float = 0.0
+    """The time that experts are expected to save under the plan that is executed, own or kept, as a part of their time
+    under it."""
     kept: PlanId | None = None
     """In a step without a plan of its own, the plan whose placement and replicas all ranks keep; None for the placement
     that they have, without replicas."""
@@ -57,6 +61,8 @@ class PhaseRecord:
     realised: RealisedLoad
     transport: TimedTransport
     """Carries the replicas, and counts for all phases."""
+    stopwatch: Stopwatch
+    """Marked around every forward, and before every step of the optimizer."""
     sent_bytes_before: int
     """The agent's replica traffic before this phase."""
     waited_before_s: float
@@ -80,6 +86,7 @@ class PhaseRecord:
         is_first: bool,
         realised: RealisedLoad,
         transport: TimedTransport,
+        clock: Clock,
     ) -> "PhaseRecord":
         """Return the record of a phase that begins now."""
         return cls(
@@ -88,6 +95,7 @@ class PhaseRecord:
             is_first=is_first,
             realised=realised,
             transport=transport,
+            stopwatch=Stopwatch(clock),
             sent_bytes_before=transport.sent_bytes,
             waited_before_s=transport.waited_s,
         )
@@ -102,6 +110,12 @@ class PhaseRecord:
             replica_wait_s=self.transport.waited_s - self.waited_before_s,
             duration_s=time.monotonic() - self.began_at,
         )
+
+    @property
+    def spent(self) -> Spent:
+        """What the phase took on this rank, with its wait for the plan and its reorder. The host waits for the GPU."""
+        waited_s = self.measured.plan_wait_s + self.measured.reorder_s
+        return Spent(waited_s + self.stopwatch.elapsed_s, int(self.realised.load_ML.sum()))
 
     def take_refusal(self) -> Unsupported | None:
         """Return the error of routing that had no effect since the last call. The host waits for the device."""

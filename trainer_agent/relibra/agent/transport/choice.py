@@ -29,5 +29,6 @@ def chosen_transport(config: AgentConfig, group: dist.ProcessGroup, device: torc
     except Unsupported as refusal:
         if config.transport == "symmetric":
             raise
-        log.warning("replicas travel through the process group, without symmetric memory: %s", refusal)
+        if dist.get_rank(group) == 0:
+            log.warning("replicas travel through the process group, without symmetric memory: %s", refusal)
         return ProcessGroupTransport(group)

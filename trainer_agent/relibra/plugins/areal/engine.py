@@ -12,8 +12,9 @@ from relibra.plugins.areal.recovery import StateByExpert
 from relibra.plugins.attached_job import attach_job
 from relibra.plugins.balanced_passes import BalancedPasses
 from relibra.plugins.logical_export import Renamed
+from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.points import check_points
-from relibra.plugins.settings import PluginSettings
+from relibra.plugins.settings import Mode, PluginSettings
 from relibra.routing.model_config import layers_of_config
 
 check_points(megatron_engine, points.ENGINE, version=points.VERSION, without=points.OFF)
@@ -40,46 +41,58 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
         super().initialize(*args, **kwargs)
         if self.optimizer is None:
             return
+        settings = PluginSettings.read({}, os.environ, default_job="areal", may_pack=False)
+        layers = layers_of_config(self.hf_config.get_text_config().to_dict())
+        if settings.mode is Mode.OBSERVE:
+            self.observer = observe_megatron(settings, layers, list(self.model), self.optimizer)
+            return
         if self.config.use_lora:
             raise Unsupported("expected actor.use_lora=false, because relibra does not balance LoRA in AReaL")
         if self.enable_tree_training:
             raise Unsupported("expected actor.enable_tree_training=false, because relibra does not plan for trees")
-        layers = layers_of_config(self.hf_config.get_text_config().to_dict())
-        self.passes = attach_job(
-            PluginSettings.read({}, os.environ, default_job="areal", may_pack=False),
-            layers,
-            list(self.model),
-            self.optimizer,
-        )
-        self._state = self.checkpointer.optimizer = StateByExpert(self.optimizer)
+        self.passes = attach_job(settings, layers, list(self.model), self.optimizer)
+        if self.passes.mover is not None:
+            self._state = self.checkpointer.optimizer = StateByExpert(self.optimizer)
 
-    def forward_backward_batch(self, mb_list: Any, process_output_fn: Any, forward_only: bool = False) -> None:
+    def connect_engine(self, engine: Any, meta: Any, *args: Any, **kwargs: Any) -> None:
+        """Connect to a rollout engine as AReaL does.
+
+        Raises:
+            Unsupported: AReaL would send weights through awex.
+        """
+        if self.passes.agent is not None and meta.type == "awex":
+            raise Unsupported(points.NO_AWEX)
+        super().connect_engine(engine, meta, *args, **kwargs)
+
+    def forward_backward_batch(
+        self, mb_list: Any, process_output_fn: Any, forward_only: bool = False, *args: Any, **kwargs: Any
+    ) -> None:
         """Run a pass as AReaL does, planned from the passes before."""
         if self.passes.agent is None:
-            super().forward_backward_batch(mb_list, process_output_fn, forward_only)
+            super().forward_backward_batch(mb_list, process_output_fn, forward_only, *args, **kwargs)
             return
         self.passes.begin(Phase.RECOMPUTE if forward_only else Phase.UPDATE)
         with self.passes.in_schedules_of(megatron_engine):
-            super().forward_backward_batch(mb_list, process_output_fn, forward_only)
+            super().forward_backward_batch(mb_list, process_output_fn, forward_only, *args, **kwargs)
 
-    def optimizer_step(self) -> Any:
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
         """Step as AReaL does, and end the agent's step."""
-        stats = super().optimizer_step()
+        stats = super().optimizer_step(*args, **kwargs)
         self.passes.end()
         return stats
 
-    def save(self, meta: Any) -> None:
+    def save(self, *args: Any, **kwargs: Any) -> None:
         """Save as AReaL does: sharded state under logical names, weights of Hugging Face from original places."""
         with self.passes.ignoring_names():
-            super().save(meta)
+            super().save(*args, **kwargs)
 
-    def load(self, meta: Any) -> None:
+    def load(self, *args: Any, **kwargs: Any) -> None:
         """Load as AReaL does."""
-        if self.passes.agent is None:
-            super().load(meta)
+        if self.passes.mover is None:
+            super().load(*args, **kwargs)
             return
         with self.passes.ignoring_names(), self._state.loading():
-            super().load(meta)
+            super().load(*args, **kwargs)
 
     def _save_model_to_hf(self, *args: Any, **kwargs: Any) -> None:
         # The bridges and AReaL's own code write files in one call, and hand out no stream whose names could be changed.
@@ -90,12 +103,14 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
         with self.passes.loading_by_place():
             super()._load_model_from_hf(*args, **kwargs)
 
-    def _update_weights_from_distributed(self, meta: Any) -> None:
+    def _update_weights_from_distributed(self, *args: Any, **kwargs: Any) -> None:
         with self.passes.exporting() as self._renamed:
-            super()._update_weights_from_distributed(meta)
+            super()._update_weights_from_distributed(*args, **kwargs)
 
-    def _update_bucket_weights_from_distributed(self, meta: Any, converted_named_tensors: list[Any]) -> None:
+    def _update_bucket_weights_from_distributed(
+        self, meta: Any, converted_named_tensors: list[Any], *args: Any, **kwargs: Any
+    ) -> None:
         """Send a bucket as AReaL does, with its names, after each expert got its own."""
         # In place, because AReaL empties the list to free the tensors.
         converted_named_tensors[:] = self._renamed(list(converted_named_tensors), is_whole=False)
-        super()._update_bucket_weights_from_distributed(meta, converted_named_tensors)
+        super()._update_bucket_weights_from_distributed(meta, converted_named_tensors, *args, **kwargs)

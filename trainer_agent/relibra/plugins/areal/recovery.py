@@ -26,9 +26,10 @@ class StateByExpert:
         finally:
             self._is_loading = False
 
-    def sharded_state_dict(self, model_state: Any) -> Any:
+    def sharded_state_dict(self, model_state: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the state of the optimizer for `dist_checkpointing`."""
-        return self._optimizer.sharded_state_dict(model_state, is_loading=self._is_loading, metadata=dict(_METADATA))
+        own = kwargs | {"is_loading": self._is_loading, "metadata": (kwargs.get("metadata") or {}) | _METADATA}
+        return self._optimizer.sharded_state_dict(model_state, *args, **own)
 
     def load_state_dict(self, state: Any) -> None:
         """Load what a checkpoint held."""

@@ -19,19 +19,21 @@ def balanced(trainer: type[Any]) -> type[Any]:
     class BalancedTrainer(trainer):  # type: ignore[misc]
         """The trainer; only the class of its actor's engine differs."""
 
-        def _create_train_engine(self, actor_config: Any, alloc: Any) -> Any:
+        def _create_train_engine(self, actor_config: Any, alloc: Any, *args: Any, **kwargs: Any) -> Any:
             """Create the engine of this plug-in for the actor; the reference and the teacher get AReaL's.
 
             Raises:
                 InvalidInput: a setting of relibra is missing or wrong.
-                Unsupported: the actor's backend is not megatron.
+                Unsupported: the actor's backend is not megatron, or its weights leave through awex.
             """
             if actor_config is not self.config.actor:
-                return super()._create_train_engine(actor_config, alloc)
+                return super()._create_train_engine(actor_config, alloc, *args, **kwargs)
             if alloc.backend != "megatron":
                 raise Unsupported(
                     f"expected actor.backend=megatron:..., because relibra balances no other, got {alloc.backend}"
                 )
+            if actor_config._version == "v2":
+                raise Unsupported(points.NO_AWEX)
             from relibra.plugins.areal.engine import BalancedPPOActor
 
             _pass_settings_on(self.config)

@@ -16,8 +16,9 @@ from relibra.plugins.attached_job import attach_job
 from relibra.plugins.balanced_passes import BalancedPasses
 from relibra.plugins.ms_swift import points
 from relibra.plugins.ms_swift.batch import rank_batch, routings
+from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.points import check_points
-from relibra.plugins.settings import PluginSettings, job_name
+from relibra.plugins.settings import Mode, PluginSettings, job_name
 from relibra.routing import SequenceRouting, read_model_config
 
 log = logging.getLogger(__name__)
@@ -38,26 +39,26 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
     """The passes of the policy, those of its agent once everything is built."""
     _has_said_unplanned = False
 
-    def __init__(self, args: Any, template: Any, **kwargs: Any) -> None:
+    def __init__(self, args: Any, *more: Any, **kwargs: Any) -> None:
         """Build models and rollout as ms-swift does, and attach an agent to the policy.
 
         Raises:
             InvalidInput: a setting is missing or wrong.
             Unsupported: the agent cannot execute the model, the optimizer or a setting of ms-swift.
         """
-        _check_settings(args)
         settings = PluginSettings.read({}, os.environ, default_job=_job_name(args), may_pack=False)
-        super().__init__(args, template, **kwargs)
+        if settings.mode is Mode.BALANCE:
+            _check_settings(args)
+        super().__init__(args, *more, **kwargs)
         self._routings: dict[int, Callable[[], list[SequenceRouting]]] = {}
         """The routing of each micro-batch of the generation, by the identity of its `GRPOBatch`; on reporting ranks."""
-        self._waiting: list[tuple[Any, dict[str, Any]]] = []
+        self._waiting: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
         """The micro-batches whose log-probabilities are to be computed."""
-        self.passes = attach_job(
-            settings,
-            read_model_config(self.hf_model_dir),
-            self.wrapped_models,
-            self.optimizer,
-        )
+        layers = read_model_config(self.hf_model_dir)
+        if settings.mode is Mode.OBSERVE:
+            self.observer = observe_megatron(settings, layers, self.wrapped_models, self.optimizer)
+            return
+        self.passes = attach_job(settings, layers, self.wrapped_models, self.optimizer)
         export, save = self.bridge.export_weights, self.bridge.save_weights
 
         @functools.wraps(export)
@@ -71,53 +72,54 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
                 return save(*args, **kwargs)
 
         self.bridge.export_weights, self.bridge.save_weights = export_weights, save_weights
-        # ms-swift's default, dp_reshardable, stores optimizer state by place.
-        args.dist_ckpt_optim_fully_reshardable = True
+        if self.passes.mover is not None:
+            # ms-swift's default, dp_reshardable, stores optimizer state by place.
+            args.dist_ckpt_optim_fully_reshardable = True
 
-    def train_step(self, train_data_iterator: Any) -> Any:
+    def train_step(self, *args: Any, **kwargs: Any) -> Any:
         """Train as ms-swift does, and end the agent's step."""
-        result = super().train_step(train_data_iterator)
+        result = super().train_step(*args, **kwargs)
         self.passes.end()
         return result
 
-    def forward_step(self, data_iterator: Any, model: Any) -> Any:
+    def forward_step(self, data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a micro-batch of an update as ms-swift does, and tell the agent which one it is."""
-        return self.passes.forward_step(super().forward_step)(data_iterator, model)
+        return self.passes.forward_step(super().forward_step)(data_iterator, model, *args, **kwargs)
 
-    def compute_per_token_logps(self, model: Any, data_iterator: Any, **kwargs: Any) -> Any:
+    def compute_per_token_logps(self, model: Any, data_iterator: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a micro-batch without gradients, and tell the agent which one it is if the policy runs it."""
         compute = super().compute_per_token_logps
 
         def run(data_iterator: Any, model: Any) -> Any:
-            return compute(model, data_iterator, **kwargs)
+            return compute(model, data_iterator, *args, **kwargs)
 
         run_policy = self.passes.forward_step(run)
         return (run_policy if model is self.unwrapped_models[0] else run)(data_iterator, model)
 
     @contextmanager
-    def offload_context(self) -> Iterator[None]:
+    def offload_context(self, *args: Any, **kwargs: Any) -> Iterator[None]:
         """Offload as ms-swift does, which reads names and does not use them."""
-        with self.passes.ignoring_names(), super().offload_context():
+        with self.passes.ignoring_names(), super().offload_context(*args, **kwargs):
             yield
 
-    def save_checkpoint(self) -> None:
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """Save as ms-swift does: sharded state under logical names, weights of Hugging Face from original places."""
         with self.passes.ignoring_names():
-            super().save_checkpoint()
+            super().save_checkpoint(*args, **kwargs)
 
-    def _build_rollout_buffer(self, data_iterator: Any) -> Any:
+    def _build_rollout_buffer(self, *args: Any, **kwargs: Any) -> Any:
         if self._is_training():
             self._routings.clear()
-        return super()._build_rollout_buffer(data_iterator)
+        return super()._build_rollout_buffer(*args, **kwargs)
 
-    def _maybe_compute_logps(self, batch: Any, **kwargs: Any) -> Any:
-        if not self._is_training():
-            return super()._maybe_compute_logps(batch, **kwargs)
+    def _maybe_compute_logps(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.passes.agent is None or not self._is_training():
+            return super()._maybe_compute_logps(batch, *args, **kwargs)
         self._keep_routing(batch)
         if kwargs.get("teacher_inputs") is not None:  # the policy may be its own teacher, with tokens of its own
             self._say_unplanned()
-            return super()._maybe_compute_logps(batch, **kwargs)
-        self._waiting.append((batch, kwargs))
+            return super()._maybe_compute_logps(batch, *args, **kwargs)
+        self._waiting.append((batch, args, kwargs))
         return batch
 
     def _compute_kl_from_batches(self, *args: Any, **kwargs: Any) -> Any:
@@ -128,19 +130,20 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
         self._compute_waiting()
         return super()._compute_advantages(*args, **kwargs)
 
-    def _on_train_step_batch(self, encoded_batches: Any) -> None:
-        super()._on_train_step_batch(encoded_batches)
-        self._begin([batch["grpo_batch"] for batch in encoded_batches], Phase.UPDATE)
+    def _on_train_step_batch(self, encoded_batches: Any, *args: Any, **kwargs: Any) -> None:
+        super()._on_train_step_batch(encoded_batches, *args, **kwargs)
+        if self.passes.agent is not None:
+            self._begin([batch["grpo_batch"] for batch in encoded_batches], Phase.UPDATE)
 
     def _compute_waiting(self) -> None:
         """Collective over all ranks: compute the log-probabilities of all micro-batches that wait."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        self._begin([batch["grpo_batch"] for batch, _ in waiting], Phase.RECOMPUTE)
+        self._begin([batch["grpo_batch"] for batch, *_ in waiting], Phase.RECOMPUTE)
         with grpo_trainer.profiling_context(self, "compute_ref_old_logps"):
-            for batch, kwargs in waiting:
-                batch.update(super()._maybe_compute_logps(batch, **kwargs))
+            for batch, args, kwargs in waiting:
+                batch.update(super()._maybe_compute_logps(batch, *args, **kwargs))
         self.passes.pause()
 
     def _keep_routing(self, batch: Mapping[str, Any]) -> None:

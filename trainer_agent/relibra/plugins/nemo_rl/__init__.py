@@ -11,5 +11,5 @@ the modules of the worker during a pass.
     batch           what a rank trains on, in the form of `relibra.steps`
     worker          NeMo-RL's Megatron policy worker with an agent inside
 
-Written against NVIDIA-NeMo/RL 7ea279a.
+Written against NVIDIA-NeMo/RL 0.7.0 and 7ea279a.
 """

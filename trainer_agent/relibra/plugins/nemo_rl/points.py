@@ -5,7 +5,7 @@ from typing import Any
 
 from relibra.plugins.points import Points, check_points
 
-VERSION = "NVIDIA-NeMo/RL 7ea279a"
+VERSION = "NeMo-RL 0.7.0, 7ea279a"
 PACKAGE = "nemo_rl"
 
 _WORKER = "MegatronPolicyWorkerImpl"
@@ -18,19 +18,16 @@ POINTS: Mapping[str, Points] = {
     "models.megatron.train": {"get_forward_backward_func": ()},
     "models.policy.lm_policy": {"resolve_policy_worker_cls": ("default_cls", "config")},
     "models.policy.workers.megatron_policy_worker": {
-        "get_microbatch_iterator": ("data", "cfg", "mbs"),
-        "megatron_forward_backward": ("use_router_replay", "forward_only"),
-        f"{_WORKER}.__init__": ("config",),
+        "get_microbatch_iterator": ("data", "cfg", "mbs", ...),
+        "megatron_forward_backward": ("use_router_replay", "forward_only", ...),
+        f"{_WORKER}.__init__": ("config", ...),
         f"{_WORKER}.train": (),
         f"{_WORKER}.get_logprobs": (),
-        f"{_WORKER}.begin_train_step": (),
         f"{_WORKER}.use_reference_model": (),
-        f"{_WORKER}._apply_state_dict_to_model": ("source_state_dict",),
+        f"{_WORKER}._apply_state_dict_to_model": ("source_state_dict", ...),
         f"{_WORKER}._iter_params_with_optional_kv_scales": (),
         f"{_WORKER}.stream_weights_via_ipc_zmq": (),
         f"{_WORKER}.prepare_refit_info": (),
-        f"{_WORKER}.prepare_nccl_reshard_refit_info": (),
-        f"{_WORKER}.nccl_reshard_refit": (),
         f"{_WORKER}.check_tensor_parallel_attributes": (),
     },
     "utils.venvs": {"create_local_venv_on_each_node": ("py_executable", "venv_name")},

@@ -24,7 +24,8 @@ from relibra.plugins.balanced_passes import BalancedPasses, replaced
 from relibra.plugins.nemo_rl import points
 from relibra.plugins.nemo_rl.batch import rank_batch
 from relibra.plugins.nemo_rl.configuration import check_settings, layers_of
-from relibra.plugins.settings import PluginSettings
+from relibra.plugins.observed_job import observe_megatron
+from relibra.plugins.settings import Mode, PluginSettings
 from relibra.steps import RankBatch
 
 log = logging.getLogger(__name__)
@@ -57,17 +58,23 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
             if dist.get_rank() == 0:
                 log.warning("relibra plans no pass of a policy worker without an optimizer, such as that of a teacher")
             return
-        check_settings(config, slices_context_parallel_inputs=self.model_slices_context_parallel_inputs)
+        section = config.get("relibra") or {}
+        settings = PluginSettings.read(section, os.environ, default_job="nemo-rl", may_pack=False)
         layers = layers_of(self.model)
+        if settings.mode is Mode.OBSERVE:
+            self.observer = observe_megatron(settings, layers, self.model, self.optimizer)
+            return
+        check_settings(config, slices_context_parallel_inputs=self.model_slices_context_parallel_inputs)
         self.passes = attach_job(
-            PluginSettings.read(config.get("relibra") or {}, os.environ, default_job="nemo-rl", may_pack=False),
+            settings,
             layers,
             self.model,
             self.optimizer,
             unplanned=[] if getattr(self, "reference_state_dict", None) is None else ["the reference"],
         )
-        # The default, dp_reshardable, stores optimizer state by place.
-        self.mcore_state.cfg.checkpoint.dist_ckpt_optim_fully_reshardable = True
+        if self.passes.mover is not None:
+            # The default, dp_reshardable, stores optimizer state by place.
+            self.mcore_state.cfg.checkpoint.dist_ckpt_optim_fully_reshardable = True
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as NeMo-RL does, each global batch under a plan of its own."""
@@ -94,19 +101,19 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
         super().begin_train_step(*args, **kwargs)
 
     @contextmanager
-    def use_reference_model(self) -> Iterator[None]:
+    def use_reference_model(self, *args: Any, **kwargs: Any) -> Iterator[None]:
         """Swap in the reference as NeMo-RL does, with every expert where it lives now. Collective over all ranks."""
         with ExitStack() as swapped:
-            agent = self.passes.agent
+            agent = self.passes.mover
             with nullcontext() if agent is None else agent.copying() as self._order_of_own:
-                swapped.enter_context(super().use_reference_model())
+                swapped.enter_context(super().use_reference_model(*args, **kwargs))
             with replaced(self, "_has_reference", True):
                 yield
 
-    def _apply_state_dict_to_model(self, source_state_dict: Any, **kwargs: Any) -> None:
-        agent = self.passes.agent
+    def _apply_state_dict_to_model(self, source_state_dict: Any, *args: Any, **kwargs: Any) -> None:
+        agent = self.passes.mover
         with nullcontext() if agent is None else agent.restoring(self._order_of(agent, source_state_dict)):
-            super()._apply_state_dict_to_model(source_state_dict, **kwargs)
+            super()._apply_state_dict_to_model(source_state_dict, *args, **kwargs)
 
     def _order_of(self, agent: Agent, state_dict: Any) -> Snapshot:
         """Return the order of the experts in a state dict: the reference was loaded before the first reorder."""
@@ -132,10 +139,10 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
         weights = super()._iter_params_with_optional_kv_scales(*args, **kwargs)
         return self.passes.exported(weights) if self._sends_names else self.passes.read_at_original_places(weights)
 
-    def prepare_refit_info(self) -> Any:
+    def prepare_refit_info(self, *args: Any, **kwargs: Any) -> Any:
         """Name the weights that leave as NeMo-RL does, at their original places."""
         with self.passes.at_original_places():
-            return super().prepare_refit_info()
+            return super().prepare_refit_info(*args, **kwargs)
 
     def prepare_nccl_reshard_refit_info(self, *args: Any, **kwargs: Any) -> Any:
         """Do likewise; NeMo-RL takes torch's collectives away meanwhile, so experts move before and after."""
@@ -147,10 +154,10 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
         with self.passes.at_original_places():
             return super().nccl_reshard_refit(*args, **kwargs)
 
-    def check_tensor_parallel_attributes(self) -> Any:
+    def check_tensor_parallel_attributes(self, *args: Any, **kwargs: Any) -> Any:
         """Return what NeMo-RL does, which is the same for all experts."""
         with self.passes.ignoring_names():
-            return super().check_tensor_parallel_attributes()
+            return super().check_tensor_parallel_attributes(*args, **kwargs)
 
     @contextmanager
     def _planned(self) -> Iterator[None]:

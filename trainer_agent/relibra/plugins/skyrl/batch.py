@@ -1,9 +1,9 @@
 """SkyRL: the batch of a Megatron worker and the micro-batches into which the worker cuts it.
 
 Written against SkyRL 0.4.0 (`skyrl/backends/skyrl_train/utils/packed_tensor.py`, `.../workers/worker_utils.py` and
-`.../workers/megatron/`). The adapter reads `rollout_expert_indices` and `attention_mask` `[B, S]`. The former is a
-`PackedTensor` with `values` `[T, layers, K]` and `cu_seqlens` `[B + 1]`; older versions of SkyRL have a tensor
-`[B, S, layers, K]`.
+`.../workers/megatron/`). The adapter reads `rollout_expert_indices`, and `sequences` and `attention_mask` `[B, S]`.
+The former is a `PackedTensor` with `values` `[T, layers, K]` and `cu_seqlens` `[B + 1]`; older versions of SkyRL have
+a tensor `[B, S, layers, K]`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +15,7 @@ import numpy as np
 from relibra.errors import InvalidInput
 from relibra.routing.formats.batch import decode_jagged, decode_padded
 from relibra.routing.model_layers import ModelLayers
+from relibra.routing.sequence_name import name_sequence
 from relibra.routing.sequence_routing import SequenceRouting, as_integers
 from relibra.steps import RankBatch
 
@@ -34,7 +35,15 @@ def rank_batch(micro_batches: Sequence[Mapping[str, Any]], layers: ModelLayers) 
     return RankBatch(
         routings=list(chain.from_iterable(routings)),
         micro_batches=[list(range(first, end)) for first, end in pairwise(ends)],
+        names=[name for batch in micro_batches for name in _names(batch)],
     )
+
+
+def _names(batch: Mapping[str, Any]) -> list[str]:
+    """Return the names of sequences, which are padded on the left or on both sides."""
+    mask_BS = as_integers(batch["attention_mask"], "attention_mask").astype(bool)
+    tokens_BS = as_integers(batch["sequences"], "sequences")
+    return [name_sequence(tokens_S[mask_S]) for tokens_S, mask_S in zip(tokens_BS, mask_BS, strict=True)]
 
 
 def _routings(batch: Mapping[str, Any], layers: ModelLayers) -> list[SequenceRouting]:

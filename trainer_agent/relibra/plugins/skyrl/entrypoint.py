@@ -12,6 +12,7 @@ from relibra.errors import Unsupported
 from relibra.plugins.points import check_points
 from relibra.plugins.skyrl import points
 from relibra.plugins.skyrl.arguments import split, variables
+from relibra.plugins.skyrl.rollout import report_trajectories
 
 check_points(main_base, points.ENTRYPOINT, version=points.VERSION, without=points.OFF)
 
@@ -41,7 +42,11 @@ def balanced(experiment: type[Any], environment: Mapping[str, str] | None = None
     """
 
     class BalancedExperiment(experiment):  # type: ignore[misc]
-        """The experiment; only the class of its policy's workers differs."""
+        """The experiment; the class of its policy's workers differs, and its generator reports what it generates."""
+
+        def get_generator(self, *args: Any, **kwargs: Any) -> Any:
+            """Return the generator, which reports each trajectory where it finishes."""
+            return report_trajectories(super().get_generator(*args, **kwargs))
 
         def get_trainer(self, *args: Any, **kwargs: Any) -> Any:
             """Return the trainer, which builds models with the policy worker of this plug-in.

@@ -6,6 +6,7 @@ VERSION = "SkyRL 0.4.0"
 OFF = "trainer.override_entrypoint"
 
 ENTRYPOINT: Points = {
+    "BasePPOExp.get_generator": (),
     "BasePPOExp.get_trainer": (),
     "BasePPOExp.run": (),
     "SkyRLTrainConfig.from_cli_overrides": ("args",),
@@ -16,9 +17,9 @@ ENTRYPOINT: Points = {
 
 WORKER: Points = {
     "PolicyWorker": (),
-    "MegatronPolicyWorkerBase.init_model": ("model_path",),
-    "MegatronPolicyWorkerBase.forward": ("data",),
-    "MegatronPolicyWorkerBase.forward_backward": ("data",),
+    "MegatronPolicyWorkerBase.init_model": ("model_path", ...),
+    "MegatronPolicyWorkerBase.forward": ("data", ...),
+    "MegatronPolicyWorkerBase.forward_backward": ("data", ...),
     "MegatronPolicyWorkerBase.optim_step": (),
     "MegatronPolicyWorkerBase.offload_to_cpu": (),
     "MegatronPolicyWorkerBase.backload_to_gpu": (),
@@ -26,7 +27,7 @@ WORKER: Points = {
     "MegatronPolicyWorkerBase.load_checkpoint": (),
     "MegatronPolicyWorkerBase.save_hf_model": (),
     "MegatronPolicyWorkerBase.init_weight_sync_state": (),
-    "MegatronPolicyWorkerBase._build_weight_source": ("dtype", "backend"),
+    "MegatronPolicyWorkerBase._build_weight_source": ("dtype", "backend", ...),
     "MegatronPolicyWorkerBase.broadcast_to_inference_engines": (),
     "MegatronStrategy._dist_ckpt_optim_metadata": (),
 }
@@ -34,7 +35,7 @@ WORKER: Points = {
 
 WRAPPER: Points = {
     "get_forward_backward_func": (),
-    "MegatronModelWrapper.forward": ("micro_batches",),
-    "MegatronModelWrapper.forward_backward_mini_batch": ("micro_batches", "forward_only"),
+    "MegatronModelWrapper.forward": ("micro_batches", ...),
+    "MegatronModelWrapper.forward_backward_mini_batch": ("micro_batches", "forward_only", ...),
 }
 """Attributes of `skyrl.backends.skyrl_train.workers.megatron.megatron_model_wrapper`."""

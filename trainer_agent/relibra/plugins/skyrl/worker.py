@@ -11,8 +11,9 @@ from relibra.agent import Phase
 from relibra.errors import Unsupported
 from relibra.plugins.attached_job import attach_job
 from relibra.plugins.balanced_passes import BalancedPasses
+from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.points import check_points
-from relibra.plugins.settings import PluginSettings
+from relibra.plugins.settings import Mode, PluginSettings
 from relibra.plugins.skyrl import points
 from relibra.plugins.skyrl.batch import rank_batch
 from relibra.routing.model_config import layers_of_config
@@ -43,10 +44,15 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
         super().init_model(*args, **kwargs)
         if self.optimizer is None:
             return
+        settings = PluginSettings.read({}, os.environ, default_job="skyrl", may_pack=False)
+        layers = layers_of_config(self.strategy.hf_config.get_text_config().to_dict())
+        if settings.mode is Mode.OBSERVE:
+            self.observer = observe_megatron(settings, layers, self.actor_module, self.optimizer)
+            return
         _check_settings(self.cfg, self.provider, is_lora=self._is_lora)
         self.passes = attach_job(
-            PluginSettings.read({}, os.environ, default_job="skyrl", may_pack=False),
-            layers_of_config(self.strategy.hf_config.get_text_config().to_dict()),
+            settings,
+            layers,
             self.actor_module,
             self.optimizer,
             unplanned=_unplanned_models(self.cfg),
@@ -56,12 +62,13 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
         self.model.forward_backward_mini_batch = self._in_a_pass(
             self.model.forward_backward_mini_batch, is_training=True
         )
-        # SkyRL's default, dp_reshardable, stores optimizer state by place.
-        self.strategy.megatron_config.dist_ckpt_optim_fully_reshardable = True
+        if self.passes.mover is not None:
+            # SkyRL's default, dp_reshardable, stores optimizer state by place.
+            self.strategy.megatron_config.dist_ckpt_optim_fully_reshardable = True
 
-    def optim_step(self) -> Any:
+    def optim_step(self, *args: Any, **kwargs: Any) -> Any:
         """Step as SkyRL does, and end the agent's step."""
-        grad_norm = super().optim_step()
+        grad_norm = super().optim_step(*args, **kwargs)
         self.passes.end()
         self._has_gradients = False
         return grad_norm
@@ -99,9 +106,9 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
         with self.passes.at_original_places():
             await super().init_weight_sync_state(*args, **kwargs)
 
-    def _build_weight_source(self, dtype: Any, backend: str) -> Any:
-        source = super()._build_weight_source(dtype, backend)
-        if self.passes.agent is None:
+    def _build_weight_source(self, dtype: Any, backend: str, *args: Any, **kwargs: Any) -> Any:
+        source = super()._build_weight_source(dtype, backend, *args, **kwargs)
+        if self.passes.mover is None:
             return source
         from relibra.plugins.skyrl.weights import BACKENDS, LogicalWeights
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from relibra.errors import InvalidInput
 from relibra.routing.model_layers import ModelLayers
+from relibra.routing.sequence_name import name_sequence
 from relibra.routing.sequence_routing import sequence_routing
 from relibra.steps import RankBatch
 
@@ -46,6 +47,7 @@ def rank_batch(rollout_data: Mapping[str, Any], layers: ModelLayers, training_st
             for sample in samples
         ],
         micro_batches=[[place[sample] for sample in of_micro_batch] for of_micro_batch in of_step],
+        names=[name_sequence(rollout_data["tokens"][sample], f"tokens[{sample}]") for sample in samples],
     )
 
 

@@ -18,14 +18,14 @@ Rename = Callable[[list[tuple[str, Any]]], None]
 """Gives every expert in a list of weights under Hugging Face names its own name."""
 
 _ACTOR: Points = {
-    "initialize_model_and_optimizer": ("args", "role"),
-    "get_data_iterator": ("rollout_data",),
-    "forward_only": ("store_prefix",),
-    "train": ("rollout_id", "num_microbatches"),
-    "TensorBackuper.create": ("source_getter",),
+    "initialize_model_and_optimizer": ("args", "role", ...),
+    "get_data_iterator": ("rollout_data", ...),
+    "forward_only": ("store_prefix", ...),
+    "train": ("rollout_id", "num_microbatches", ...),
+    "TensorBackuper.create": ("source_getter", ...),
     "TensorBackuper.backup": ("tag",),
     "TensorBackuper.restore": ("tag",),
-    "MegatronTrainRayActor.init": ("args", "role"),
+    "MegatronTrainRayActor.init": ("args", "role", ...),
 }
 _MODEL: Points = {"get_forward_backward_func": ()}
 
@@ -60,9 +60,11 @@ class Framework:
     renaming: Callable[[Callable[..., Any], Rename], Callable[..., Any]]
     """Returns the method with names changed."""
     refusals: Callable[[Any], Iterable[str]]
-    """Returns options in `args` with which relibra cannot export weights, each with its alternative."""
+    """Returns options in `args` with which relibra cannot balance, each with its alternative."""
     batches: Callable[[ModelLayers, Mapping[str, Any], Sequence[Any], Sequence[int]], Batches]
     """Takes the layers, `rollout_data`, the data iterators and `num_microbatches`."""
+    generating: Sequence[str]
+    """The modules whose `generate_and_rm` generates samples in the rollout manager."""
     splitting: str
     """The function that splits a rollout among data-parallel ranks: a method of the rollout manager, or
     module:function."""
@@ -71,7 +73,7 @@ class Framework:
         """Check the options of a job.
 
         Raises:
-            Unsupported: relibra cannot export with an option; the message names all such options.
+            Unsupported: relibra cannot balance with an option; the message names all such options.
         """
         refused = list(self.refusals(args))
         if refused:
@@ -91,11 +93,11 @@ class Framework:
             )
 
 
-def _chunks_renamed(chunks: Callable[[], Iterable[list[Any]]], rename: Rename) -> Callable[[], Iterator[list[Any]]]:
+def _chunks_renamed(chunks: Callable[..., Iterable[list[Any]]], rename: Rename) -> Callable[..., Iterator[list[Any]]]:
     """Return slime's `_iter_expert_chunks` with names changed in each chunk."""
 
-    def renamed() -> Iterator[list[Any]]:
-        for chunk in chunks():
+    def renamed(*args: Any, **kwargs: Any) -> Iterator[list[Any]]:
+        for chunk in chunks(*args, **kwargs):
             rename(chunk)
             yield chunk
 
@@ -105,12 +107,14 @@ def _chunks_renamed(chunks: Callable[[], Iterable[list[Any]]], rename: Rename) -
 def _buckets_renamed(send: Callable[..., None], rename: Rename) -> Callable[..., None]:
     """Return miles' `_update_expert_bucket_weights` with names changed in what it hands on."""
 
-    def renamed(named_tensors: list[Any], update_bucket_weight_func: Callable[..., None], pbar: Any) -> None:
+    def renamed(
+        named_tensors: list[Any], update_bucket_weight_func: Callable[..., None], *args: Any, **kwargs: Any
+    ) -> None:
         def update(weights: list[Any], *more: Any) -> None:
             rename(weights)
             update_bucket_weight_func(weights, *more)
 
-        send(named_tensors, update, pbar)
+        send(named_tensors, update, *args, **kwargs)
 
     return renamed
 
@@ -128,6 +132,14 @@ def unplanned_models(args: Any) -> list[str]:
         "the old actor": ("keep_old_actor",),
     }
     return [model for model, names in options.items() if any(getattr(args, name, None) for name in names)]
+
+
+def _refused_in_slime(args: Any) -> Iterable[str]:
+    if getattr(args, "megatron_deepgemm_moe_forward_layers", None):
+        yield (
+            "--megatron-deepgemm-moe-forward-layers, which replaces the forward of experts and dispatches tokens past "
+            "the agent (leave it out)"
+        )
 
 
 def _refused_in_miles(args: Any) -> Iterable[str]:
@@ -159,18 +171,19 @@ def _batches_of_miles(
 
 SLIME = Framework(
     name="slime",
-    version="slime 624b824",
+    version="slime 0.3.1, 624b824",
     package="slime.backends.megatron_utils",
     points={
-        "actor": {**_ACTOR, "save_hf_model_to_path": ("args", "model")},
+        "actor": {**_ACTOR, "save_hf_model_to_path": ("args", "model", ...)},
         "model": _MODEL,
         "update_weight.update_weight_from_distributed": {"UpdateWeightFromDistributed._iter_expert_chunks": ()},
     },
     saving=("actor", "save_hf_model_to_path"),
     sending="_iter_expert_chunks",
     renaming=_chunks_renamed,
-    refusals=lambda _: (),
+    refusals=_refused_in_slime,
     batches=_batches_of_slime,
+    generating=("slime.rollout.sglang_rollout",),
     splitting="_split_train_data_by_dp",
 )
 MILES = Framework(
@@ -180,7 +193,7 @@ MILES = Framework(
     points={
         "actor": _ACTOR,
         "model": _MODEL,
-        "hf_export": {"save_hf_model": ("args", "model")},
+        "hf_export": {"save_hf_model": ("args", "model", ...)},
         "update_weight.update_weight_from_distributed.mixin": {
             "DistBucketedWeightUpdateMixin._update_expert_bucket_weights": (
                 "named_tensors",
@@ -194,5 +207,6 @@ MILES = Framework(
     renaming=_buckets_renamed,
     refusals=_refused_in_miles,
     batches=_batches_of_miles,
+    generating=("miles.rollout.sglang_rollout", "miles.rollout.inference_rollout.inference_rollout_common"),
     splitting="miles.ray.rollout.train_data_conversion:split_train_data_by_dp_scheduled_raw",
 )

@@ -134,7 +134,7 @@ def _manager(actor: Any) -> Any:
 
 
 def _set_manager(actor: Any, manager: Any) -> None:
-    training().pack_rollouts(manager)
+    training().meet_manager(manager)
     vars(actor)["rollout_manager"] = manager
 
 

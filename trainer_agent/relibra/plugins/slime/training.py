@@ -14,8 +14,10 @@ from relibra.agent import Phase
 from relibra.errors import Unsupported
 from relibra.plugins.attached_job import attach_job, parallel_layout
 from relibra.plugins.balanced_passes import BalancedPasses
-from relibra.plugins.settings import PluginSettings, job_name
+from relibra.plugins.observed_job import observe_megatron
+from relibra.plugins.settings import Mode, PluginSettings, job_name
 from relibra.plugins.slime.framework import Batches, Framework, unplanned_models
+from relibra.plugins.slime.rollout import report_samples
 from relibra.plugins.slime.rollout_packing import PackingJob, install, tell
 from relibra.routing import read_model_config
 from relibra.steps import RankBatch
@@ -41,7 +43,6 @@ class BalancedTraining:
     """
 
     def __init__(self, framework: Framework, args: Any) -> None:
-        framework.check(args)
         self._framework, self._args = framework, args
         self._settings = PluginSettings.read(
             getattr(args, "relibra", None) or {},
@@ -50,8 +51,10 @@ class BalancedTraining:
                 getattr(args, "wandb_project", None), getattr(args, "wandb_group", None), default=framework.name
             ),
         )
-        if self._settings.pack:
-            framework.check_packing(args)
+        if self._settings.mode is Mode.BALANCE:
+            framework.check(args)
+            if self._settings.pack:
+                framework.check_packing(args)
         self._layers = read_model_config(_config_file(args.hf_checkpoint))
         self.passes = BalancedPasses()
         """The passes, those of the agent once the model is built, in a process that trains the actor."""
@@ -65,6 +68,9 @@ class BalancedTraining:
 
     def attach(self, chunks: Sequence[Any], optimizer: Any) -> None:
         """Collective over all ranks: register the job, and attach an agent to the model that was built and loaded."""
+        if self._settings.mode is Mode.OBSERVE:
+            self.observer = observe_megatron(self._settings, self._layers, chunks, optimizer)
+            return
         self.passes = attach_job(
             self._settings,
             self._layers,
@@ -75,13 +81,18 @@ class BalancedTraining:
         if self._settings.pack:
             check_packable(parallel_layout(), self.passes.planned.cluster)
 
-    def pack_rollouts(self, manager: Any) -> None:
-        """Have the rollout manager ask the planner which micro-batch and rank each sample gets, if pack is set.
+    def meet_manager(self, manager: Any) -> None:
+        """Have the rollout manager report its samples and, if pack is set, ask the planner who gets which.
 
         Args:
             manager: the handle of the actor.
         """
-        if self.passes.agent is None or manager is None or not self._settings.pack or dist.get_rank() != 0:
+        if self.passes.agent is None or manager is None or dist.get_rank() != 0:
+            return
+        without = "samples are reported when training begins"
+        if getattr(self._args, "use_rollout_routing_replay", False):
+            self._send(manager, without, report_samples, self._framework.generating)
+        if not self._settings.pack:
             return
         planned = self.passes.planned
         job = PackingJob(
@@ -92,18 +103,23 @@ class BalancedTraining:
             ranks=parallel_layout(),
             credentials=Credentials.from_env(),
         )
+        without = f"pack is set, but {self._framework.name}'s own schedule stays"
+        if self._send(manager, without, install, self._framework.splitting, job):
+            self._manager = manager
+
+    def _send(self, manager: Any, without: str, function: Callable[..., None], *args: Any) -> bool:
+        """Call a function in the rollout manager; return whether it ended well. If not, the log says what follows."""
         try:
-            import_module("ray").get(manager.__ray_call__.remote(install, self._framework.splitting, job))
-        except Exception as error:  # any error: training goes on without packing
+            import_module("ray").get(manager.__ray_call__.remote(function, *args))
+        except Exception as error:  # any error: training goes on without it
             log.warning(
-                "relibra: pack is set, but %s's rollout manager cannot ask the planner, so its own schedule stays; is "
-                "relibra installed on the machine of the manager? %s: %s",
-                self._framework.name,
+                "relibra: %s, because the rollout manager cannot load relibra; is it installed on that machine? %s: %s",
+                without,
                 type(error).__name__,
                 error,
             )
-        else:
-            self._manager = manager
+            return False
+        return True
 
     def tell_manager(self, rollout_id: int) -> None:
         """Tell the rollout manager which step at the planner follows the updates of a rollout. It may be busy."""
@@ -140,7 +156,7 @@ class BalancedTraining:
         Raises:
             Unsupported: nobody has said what sends the weights, so they would leave under wrong names.
         """
-        if self.passes.agent is not None and not self._has_updater:
+        if self.passes.mover is not None and not self._has_updater:
             raise Unsupported(
                 f"expected {self._framework.version} or one like it, whose actor keeps the sender of its weights in "
                 f"weight_updater, and this {self._framework.name} has set no such attribute; use that version, or "
@@ -161,8 +177,8 @@ class BalancedTraining:
 
     def follow(self, backuper: Any) -> None:
         """Keep the order of experts in backups of weights, whatever reorders happen."""
-        if self.passes.agent is not None:
-            self.passes.agent.follow(backuper)
+        if self.passes.mover is not None:
+            self.passes.mover.follow(backuper)
 
     def at_original_places(self) -> AbstractContextManager[None]:
         """Collective over all ranks: have every expert at its original place in the body, to be exported."""
@@ -171,7 +187,7 @@ class BalancedTraining:
     def send_right_names(self, updater: Any) -> None:
         """Make the updates of rollout engines send every expert under its own name; a second call does nothing."""
         self._has_updater = True
-        agent = self.passes.agent
+        agent = self.passes.mover
         if agent is None or "update_weights" in vars(updater):
             return
         if any(base.__name__ == "UpdateWeightFromTensor" for base in type(updater).__mro__):

@@ -13,6 +13,7 @@ import numpy as np
 
 from relibra.errors import InvalidInput
 from relibra.routing.model_layers import ModelLayers
+from relibra.routing.sequence_name import name_sequence
 from relibra.routing.sequence_routing import SequenceRouting, as_integers, sequence_routing
 from relibra.steps import RankBatch
 
@@ -37,7 +38,9 @@ def rank_batch(
     Raises:
         InvalidInput: the routed experts do not fit their tokens.
     """
-    lengths = np.diff(as_integers(data["input_ids"].offsets(), "input_ids.offsets")).tolist()
+    tokens_T = as_integers(data["input_ids"].values(), "input_ids")
+    spans = list(pairwise(as_integers(data["input_ids"].offsets(), "input_ids.offsets").tolist()))
+    lengths = [end - first for first, end in spans]
     rows_TXK = as_integers(data["routed_experts"].values(), "routed_experts")
     offsets = as_integers(data["routed_experts"].offsets(), "routed_experts.offsets").tolist()
     if len(offsets) != len(lengths) + 1:
@@ -48,7 +51,12 @@ def rank_batch(
         for index, ((first, end), num_tokens) in enumerate(zip(pairwise(offsets), lengths, strict=True))
     ]
     places = np.split(np.arange(len(lengths)), len(micro_batches)) if indices is None else indices
-    return RankBatch(routings=routings, micro_batches=[[int(place) for place in of_one] for of_one in places])
+    return RankBatch(
+        routings=routings,
+        micro_batches=[[int(place) for place in of_one] for of_one in places],
+        # What the trainer recorded is of its own pass, and not what the rollout reported.
+        names=() if mode == "R2" else [name_sequence(tokens_T[first:end]) for first, end in spans],
+    )
 
 
 def _rolled_out(rows_TXK: Any, layers: ModelLayers, num_tokens: int, field: str) -> SequenceRouting:

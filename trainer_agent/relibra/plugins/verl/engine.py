@@ -3,15 +3,18 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from relibra.agent import Phase
 from relibra.errors import Unsupported
 from relibra.plugins.attached_job import attach_job
 from relibra.plugins.balanced_passes import BalancedPasses, replaced
-from relibra.plugins.settings import PluginSettings
+from relibra.plugins.observed_job import observe_megatron
+from relibra.plugins.settings import Mode, PluginSettings
 from relibra.plugins.verl.batch import rank_batch
 from relibra.plugins.verl.configuration import default_job, find_configuration, relibra_section, unplanned_models
+from relibra.plugins.verl.host_copies import HostCopies
 from relibra.plugins.verl.trained_job import TrainingProcess
 from relibra.routing import read_model_config
 
@@ -30,7 +33,7 @@ def balanced(engine: type[Any]) -> type[Any]:
         passes = BalancedPasses()
         """The passes of this engine; its agent balances them if the engine trains."""
 
-        def initialize(self) -> None:
+        def initialize(self, *args: Any, **kwargs: Any) -> None:
             """Build the model as verl does, and attach an agent to it.
 
             Raises:
@@ -40,13 +43,17 @@ def balanced(engine: type[Any]) -> type[Any]:
             # verl builds the model anew, so the old one is given up as it is. The job goes on, and its passes count on.
             self.passes.close()
             if self.engine_config.forward_only:
-                super().initialize()
+                super().initialize(*args, **kwargs)
                 return
             configuration = find_configuration()
             settings = PluginSettings.read(
                 relibra_section(configuration), os.environ, default_job=default_job(configuration)
             )
-            super().initialize()
+            super().initialize(*args, **kwargs)
+            if settings.mode is Mode.OBSERVE:
+                layers = read_model_config(self.model_config.local_path)
+                self.observer = observe_megatron(settings, layers, self.module, self.optimizer)
+                return
             check_settings(self.engine_config)
             with self._on_device():
                 self.passes = attach_job(
@@ -58,23 +65,27 @@ def balanced(engine: type[Any]) -> type[Any]:
                     next_index=self.passes.next_index,
                 )
             self._process = TrainingProcess(settings, self.passes)
-            self._checkpoint_by_expert()
+            self._host_copies = HostCopies(self.passes, self.module, partial(self._on_device, weights_alone=True))
+            if self.passes.mover is not None:
+                self._checkpoint_by_expert()
 
-        def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
+        def forward_backward_batch(
+            self, data: Any, loss_function: Any, forward_only: bool = False, *args: Any, **kwargs: Any
+        ) -> Any:
             """Run a pass as verl does, under a plan."""
             if self.passes.agent is None:
-                return super().forward_backward_batch(data, loss_function, forward_only)
+                return super().forward_backward_batch(data, loss_function, forward_only, *args, **kwargs)
             self.passes.pause()
             with self._seeing_micro_batches(lambda *of_pass: self._begin(*of_pass, forward_only=forward_only)):
-                return super().forward_backward_batch(data, loss_function, forward_only)
+                return super().forward_backward_batch(data, loss_function, forward_only, *args, **kwargs)
 
         def forward_step(self, batch_iter: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
             """Run one micro-batch as verl does, and tell the agent which one it is."""
             return self.passes.forward_step(super().forward_step)(batch_iter, model, *args, **kwargs)
 
-        def optimizer_step(self) -> Any:
+        def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
             """Step as verl does, and end the agent's step."""
-            grad_norm = super().optimizer_step()
+            grad_norm = super().optimizer_step(*args, **kwargs)
             self.passes.end()
             return grad_norm
 
@@ -132,19 +143,23 @@ def balanced(engine: type[Any]) -> type[Any]:
             manager._save_model_as_hf_via_bridge, manager._load_model_as_hf_via_bridge = save_by_place, load_by_place
 
         @contextmanager
-        def _on_device(self) -> Iterator[None]:
-            """Have parameters and optimizer state on the device, which `initialize` ends by offloading."""
-            away = {"model": self._is_offload_param, "optimizer": self._is_offload_optimizer}
+        def _on_device(self, *, weights_alone: bool = False) -> Iterator[None]:
+            """Have parameters, optimizer state and gradients on the device, which verl offloads between its calls."""
+            away = {"model": self._is_offload_param, "optimizer": self._is_offload_optimizer and not weights_alone}
             if not any(away.values()):
                 yield
                 return
-            super().to(transformer_impl.get_device_name(), **away, grad=self._is_offload_param)
+            has_gradients = self._is_offload_param and not weights_alone
+            super().to(transformer_impl.get_device_name(), **away, grad=has_gradients)
             yield
-            super().to("cpu", **away, grad=self._is_offload_param)
+            super().to("cpu", **away, grad=has_gradients)
 
         def _begin(self, data: Any, micro_batches: Any, indices: Any, *, forward_only: bool) -> None:
             """Collective over all ranks: have a pass planned, and begin it, once its micro-batches are known."""
             passes, phase = self.passes, Phase.RECOMPUTE if forward_only else Phase.UPDATE
+            if forward_only and self._host_copies.are_older_in_use:
+                passes.begin_in_place()
+                return
             replays = transformer_impl.tu.get_non_tensor_data(data, key="enable_routing_replay", default=False)
             if not replays or "routed_experts" not in data.keys():  # noqa: SIM118 (a TensorDict refuses `in`)
                 passes.begin(phase)

@@ -9,6 +9,7 @@ from relibra.errors import Unsupported
 from relibra.plugins.points import Points, check_points
 from relibra.plugins.verl import points
 from relibra.plugins.verl.driver import install_in_driver
+from relibra.plugins.verl.rollout import install_in_rollout
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +21,8 @@ def install() -> None:
 
     verl imports `external_lib` in processes of rollout servers and of the driver too, which load no engines. There this
     call loads none either: the engine is registered when verl first builds a worker with an engine. In the driver, the
-    trainers are loaded, which ask relibra for the ranks of sequences if the user lets them.
+    trainers are loaded, which ask relibra for the ranks of sequences if the user lets them, and the manager of agent
+    loops, whose workers report their samples.
 
     Raises:
         Unsupported: this version of verl lacks something that the plug-in relies on; the message names it.
@@ -30,6 +32,7 @@ def install() -> None:
         return
     _is_installed = True
     install_in_driver()
+    install_in_rollout()
     workers = sys.modules.get("verl.workers.engine_workers")
     if "verl.workers.engine" in sys.modules or workers is None:
         if "verl.workers.engine" in sys.modules:
@@ -63,9 +66,12 @@ def register() -> None:
             "is balanced here; relibra balances no other engine"
         )
         return
+    from verl.utils import megatron_utils
     from verl.workers.engine.megatron import transformer_impl
 
     _check(transformer_impl, points.ENGINE)
+    _check(megatron_utils, points.COPIES)
+    from relibra.plugins.verl import host_copies
     from relibra.plugins.verl.engine import balanced
 
     registry = engine.EngineRegistry
@@ -79,6 +85,7 @@ def register() -> None:
     registry.register(model_type="language_model", backend="megatron", device=device, vendor=vendor)(
         balanced(transformer_impl.MegatronEngineWithLMHead)
     )
+    host_copies.install(megatron_utils)
 
 
 def _check(module: Any, wanted: Points) -> None:

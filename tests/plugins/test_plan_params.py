@@ -1,0 +1,88 @@
+"""How a job of a plug-in is planned by default: with whose prices, and whether its experts move."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from relibra.evaluation.model_presets import MODELS
+from relibra.evaluation.training import Training
+from relibra.planning import Cluster, PlanParams
+from relibra.planning.machines.dispatcher import Dispatcher
+from relibra.planning.machines.hardware import HARDWARE
+from relibra.plugins.plan_params import dispatcher_of, homes_stay, plan_params
+from relibra.plugins.settings import PluginSettings
+
+SETTINGS = PluginSettings(planner="planner:7420", job="job")
+SHAPE = MODELS["qwen3-30b-a3b"]
+TWO_NODES = Cluster(num_nodes=2, gpus_per_node=8, redundant_slots=2)
+ALLTOALL = SimpleNamespace(hidden_size=SHAPE.hidden_size, moe_token_dispatcher_type="alltoall")
+
+
+def planned(
+    settings: PluginSettings = SETTINGS, gpu: str | None = "NVIDIA H100 80GB HBM3", **config: Any
+) -> PlanParams:
+    of_megatron = SimpleNamespace(**(vars(ALLTOALL) | config))
+    return plan_params(settings, SHAPE.model(), TWO_NODES, of_megatron, gpu)[0]
+
+
+@pytest.mark.parametrize(
+    ("dispatcher", "config"),
+    [
+        (Dispatcher.ALLTOALL, {"moe_token_dispatcher_type": "alltoall"}),
+        (Dispatcher.ALLTOALL, {"moe_token_dispatcher_type": "allgather"}),
+        (Dispatcher.DEEPEP, {"moe_token_dispatcher_type": "flex"}),
+        (Dispatcher.DEEPEP, {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"}),
+        (Dispatcher.HYBRIDEP, {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"}),
+    ],
+)
+@pytest.mark.parametrize(
+    ("gpu", "machine"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA GB200", "gb200"),
+        ("NVIDIA H20", "h100"),
+    ],
+)
+def test_a_job_has_the_prices_of_the_evaluation(
+    dispatcher: Dispatcher, config: dict[str, str], gpu: str, machine: str
+) -> None:
+    assert dispatcher_of(SimpleNamespace(**config)) is dispatcher
+    evaluated = Training.of(SHAPE, HARDWARE[machine], TWO_NODES, dispatcher)
+    assert planned(gpu=gpu, **config).cost == evaluated.planning_cost
+
+
+def test_the_user_names_the_machine_whose_speeds_count() -> None:
+    assert planned(replace(SETTINGS, hardware="b200"), gpu=None) == planned(gpu="NVIDIA B200")
+
+
+def test_experts_with_an_input_of_their_own_get_smaller_tokens() -> None:
+    cost = planned(moe_latent_size=SHAPE.hidden_size // 2).cost
+    assert cost is not None
+    assert cost.token_size_bytes == SHAPE.hidden_size * 2
+
+
+def test_S9_the_log_hears_whose_speeds_the_prices_are() -> None:
+    def whose(gpu: str | None) -> str:
+        return plan_params(SETTINGS, SHAPE.model(), TWO_NODES, ALLTOALL, gpu)[1]
+
+    assert planned(gpu=None).cost is None
+    assert whose(None).startswith("none, because ranks without GPUs have no speeds")
+    assert whose("NVIDIA H200") == "those of h200 nodes, by the name NVIDIA H200, dispatching with alltoall"
+    assert "because relibra knows no NVIDIA H20: set hardware to the nearest" in whose("NVIDIA H20")
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "slots", "reorder", "stay"),
+    [(1, 2, "auto", True), (1, 0, "auto", False), (2, 2, "auto", False), (2, 2, "never", True), (1, 0, "never", True)],
+)
+def test_experts_move_only_where_copies_cannot_balance_alone(
+    num_nodes: int, slots: int, reorder: str, stay: bool
+) -> None:
+    cluster = Cluster(num_nodes=num_nodes, gpus_per_node=8, redundant_slots=slots)
+    assert homes_stay(replace(SETTINGS, reorder=reorder), cluster) is stay
+    params, _ = plan_params(replace(SETTINGS, reorder=reorder), SHAPE.model(), cluster, ALLTOALL, None)
+    assert params.homes_stay is stay

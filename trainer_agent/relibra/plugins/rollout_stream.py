@@ -1,0 +1,127 @@
+"""`RolloutStream`: rollout processes report each sample where it finishes, while others are still generated.
+
+Nothing here stops or delays a rollout: what cannot be reported is reported by training ranks later.
+"""
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from relibra.agent.plans.trouble import Trouble
+from relibra.errors import RelibraError
+from relibra.plugins.rollout_job import RolloutJob, find_rollout_job
+from relibra.rollout import RolloutReporter
+from relibra.routing.sequence_name import name_sequence
+from relibra.routing.sequence_routing import sequence_routing
+from relibra.wire.client import PlannerClient
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 5.0
+"""How long a process reports for the job that it knows before it looks for another one."""
+_TIMEOUT_S = 10.0
+
+
+class RolloutStream:
+    """Reports the samples of one process. Use it from one thread.
+
+    Args:
+        find: returns the job that trains on the samples; None while nobody has registered it.
+    """
+
+    def __init__(self, find: Callable[[], RolloutJob | None] = find_rollout_job) -> None:
+        self._find = find
+        self._job: RolloutJob | None = None
+        self._looked_s = float("-inf")
+        self._reporter: RolloutReporter | None = None
+        self._planner: PlannerClient | None = None
+        self._failed = Trouble("relibra: samples are reported from the rollout again, after %d that were not")
+
+    def report(self, tokens: Any, routed_experts: Any) -> None:
+        """Report a sample that has finished; return at once.
+
+        Args:
+            tokens: its token ids, prompt and response.
+            routed_experts: what the engine recorded of them, as `sequence_routing` takes it; None if that is nothing.
+        """
+        if routed_experts is None:
+            return
+        with_name = functools.partial(self._report, tokens, routed_experts)
+        self._try(with_name, "training ranks report a sample that the rollout did not: %s")
+
+    def submit(self, all_tokens: Sequence[Any]) -> None:
+        """Have the step that comes next planned from these samples, which are all that it trains on.
+
+        Args:
+            all_tokens: the token ids of every sample.
+        """
+        message = "the next step is not planned before its micro-batches are known: %s"
+        self._try(lambda: self._submit(all_tokens), message)
+
+    def flush(self) -> None:
+        """Wait until the planner has what was reported, for some seconds at most."""
+        reporter = self._reporter
+        if reporter is not None:
+            self._try(lambda: reporter.flush(_TIMEOUT_S), "training ranks report samples that the planner lacks: %s")
+
+    def close(self) -> None:
+        """End the calls to the planner."""
+        for client in (self._reporter, self._planner):
+            if client is not None:
+                client.close()
+        self._reporter = self._planner = self._job = None
+
+    def _report(self, tokens: Any, routed_experts: Any) -> None:
+        if (job := self._follow()) is None or self._reporter is None:
+            return
+        routing = sequence_routing(routed_experts, job.layers, num_tokens=len(tokens))
+        self._reporter.report(None, name_sequence(tokens), routing.routed_TLK)
+
+    def _submit(self, all_tokens: Sequence[Any]) -> None:
+        if (job := self._follow()) is None or self._reporter is None or self._planner is None:
+            return
+        self._reporter.flush(_TIMEOUT_S)
+        self._planner.submit_schedule(job.job, None, [name_sequence(tokens) for tokens in all_tokens])
+
+    def _follow(self) -> RolloutJob | None:
+        """Return the job that trains now, with clients for it."""
+        if time.monotonic() - self._looked_s < _LOOK_S and self._job is not None:
+            return self._job
+        self._looked_s = time.monotonic()
+        job = self._find()
+        if job != self._job:
+            self.close()
+            self._job = job
+            if job is not None:
+                self._reporter = RolloutReporter(
+                    job.planner,
+                    job.job,
+                    num_experts=job.layers.num_experts,
+                    credentials=job.credentials,
+                    attempt=job.attempt,
+                )
+                self._planner = PlannerClient(
+                    job.planner, timeout_s=_TIMEOUT_S, credentials=job.credentials, attempt=job.attempt
+                )
+                log.warning("relibra: samples of job %s are reported to %s where they finish", job.job, job.planner)
+        return job
+
+    def _try(self, call: Callable[[], Any], message: str) -> None:
+        """Make a call; an error costs nothing but time in training."""
+        try:
+            call()
+        except RelibraError as error:
+            self._failed.met((type(error).__name__, message), "relibra: " + message, error)
+        except Exception as error:  # any error: a rollout must not end because of it
+            text = f"{type(error).__name__}: {error}"
+            self._failed.met(text, "relibra: " + message, text, level=logging.ERROR, exc_info=True)
+        else:
+            self._failed.over()
+
+
+@functools.cache
+def stream() -> RolloutStream:
+    """Return the stream of this process."""
+    return RolloutStream()
