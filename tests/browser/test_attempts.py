@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import APIResponse, Page, Route, expect
 from redis import Redis
 
 from harness.watched_job import WatchedJob
@@ -63,5 +63,32 @@ def test_an_open_page_says_when_the_job_was_last_heard(
         client.hset("relibra:{job}:job", "seen_at", (seconds - 660) * 1000)
     expect(heard).to_have_text(re.compile("^11 min ago$"))
     run(job.store.see("job", job.record.epoch))
+    expect(heard).to_have_text(re.compile(r"^\d+ s ago$"))
+    assert errors == []
+
+
+@pytest.mark.integration
+def test_a_page_that_was_fetched_before_the_job_was_heard_does_not_hide_the_news(
+    page: Page, redis: EmbeddedRedis, job: WatchedJob, run, errors: list[str]
+) -> None:
+    page.goto("/jobs/job")
+    heard = page.locator("#health [data-heard]")
+    expect(page.locator("#live")).to_have_text("● live")
+    with Redis.from_url(redis.url) as client:
+        seconds, _ = client.time()
+        client.hset("relibra:{job}:job", "seen_at", (seconds - 660) * 1000)
+    expect(heard).to_have_text(re.compile("^11 min ago$"))
+    num_steps = page.locator("#steps tbody tr").count()
+    fetched: list[tuple[Route, APIResponse]] = []
+    page.route("**/jobs/job", lambda route: fetched.append((route, route.fetch())), times=1)
+    with page.expect_request("**/jobs/job"):
+        run(job.collect(9))
+    while not fetched:
+        page.wait_for_timeout(10)
+    run(job.store.see("job", job.record.epoch))
+    expect(heard).to_have_text(re.compile(r"^\d+ s ago$"))
+    route, response = fetched.pop()
+    route.fulfill(response=response)
+    expect(page.locator("#steps tbody tr")).to_have_count(num_steps + 1)
     expect(heard).to_have_text(re.compile(r"^\d+ s ago$"))
     assert errors == []

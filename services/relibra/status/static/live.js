@@ -6,6 +6,7 @@ for (const part of document.querySelectorAll("[data-live]")) asMade.set(part, pa
 
 let isRefreshing = false;
 let isStale = false;
+let heardSince = {}; // when jobs were last heard, as events told since the page was last fetched: what was fetched may be older
 
 async function refresh() {
   isStale = true;
@@ -24,6 +25,7 @@ async function refresh() {
 }
 
 async function replaceParts() {
+  heardSince = {};
   const response = await fetch(location.href, { headers: { Accept: "text/html" } });
   if (!response.ok) {
     // The job was removed, or the token no longer grants access: reload to show what the service says.
@@ -46,7 +48,7 @@ async function replaceParts() {
     part.replaceChildren(...other.childNodes);
     if (focused) part.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
   }
-  tellAges();
+  tellHeard();
   prepareTables();
   drawAll();
 }
@@ -70,10 +72,8 @@ function listen(address) {
   });
   source.addEventListener("change", refresh);
   source.addEventListener("heard", (event) => {
-    for (const [job, time] of Object.entries(JSON.parse(event.data))) {
-      for (const element of document.querySelectorAll(`[data-heard="${CSS.escape(job)}"] time`)) element.dateTime = time;
-    }
-    tellAges();
+    Object.assign(heardSince, JSON.parse(event.data));
+    tellHeard();
   });
   // The stream expired. A new one starts with a fresh check of the token.
   source.addEventListener("end", () => {
@@ -85,6 +85,13 @@ function listen(address) {
     // The browser reconnects by itself after a broken connection, but not after an error response.
     if (source.readyState === EventSource.CLOSED) setTimeout(listen, RECONNECT_MS, address);
   });
+}
+
+function tellHeard() {
+  for (const [job, time] of Object.entries(heardSince)) {
+    for (const element of document.querySelectorAll(`[data-heard="${CSS.escape(job)}"] time`)) element.dateTime = time;
+  }
+  tellAges();
 }
 
 const AGES = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
