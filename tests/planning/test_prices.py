@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from relibra.planning import Cluster, CostModel, Model, PlanParams
-from relibra.planning.prices import MIN_GAIN, Hysteresis, price_moves, price_replicas
+from relibra.planning.execution import ExecutionReport, ExecutionSums, Phase
+from relibra.planning.prices import MIN_GAIN, Hysteresis, measured_move_bytes_per_us, price_moves, price_replicas
 
 _CLUSTER = Cluster(num_nodes=8, gpus_per_node=8, redundant_slots=2)
 _UNKNOWN = Model(num_layers=1, num_experts=64, top_k=8)
@@ -72,6 +73,38 @@ def test_moves_must_gain_what_they_cost():
     # 616.6 MB at 45 GB/s, shared by 64 ranks, take 214 us. A saved token is worth four passes of 0.22 us.
     assert hysteresis.tokens_per_move == pytest.approx(214.1 / (4 * 0.2202), rel=0.001)
     assert hysteresis.net_gain(10**6, 10**6 - 2500, num_moved=10) > 0 > hysteresis.net_gain(10**6, 10**6 - 2400, 10)
+
+
+def test_moves_cost_what_ranks_measured_where_the_job_has_prices():
+    params = PlanParams(cost=CostModel.of_expert(88_080_384))
+    known, slow = (price_moves(params, _MODEL, _CLUSTER, rate) for rate in (None, 4.5e3))
+    assert slow.tokens_per_move == pytest.approx(10 * known.tokens_per_move)
+    assert price_moves(PlanParams(), _MODEL, _CLUSTER, 4.5e3) == price_moves(PlanParams(), _MODEL, _CLUSTER)
+
+
+def test_the_measured_rate_of_moves_is_the_median_of_reorders():
+    def phase(sent_bytes, reorder_s):
+        sums = ExecutionSums(Cluster(num_nodes=2, gpus_per_node=1, redundant_slots=0))
+        sums.add(
+            ExecutionReport(
+                step=1,
+                phase=Phase.UPDATE,
+                ep_group=0,
+                ep_rank=rank,
+                applied=None,
+                reason="",
+                realised_load_ML=np.ones((1, 1), dtype=np.int64),
+                reorder_sent_bytes=sent_bytes,
+                reorder_s=reorder_s,
+            )
+            for rank in range(2)
+        )
+        return sums.executions()[0]
+
+    still = phase(0, 0.0)
+    assert measured_move_bytes_per_us([still]) is None
+    # Both ranks send at once, so their bytes do not add up to a faster rank.
+    assert measured_move_bytes_per_us([phase(3_000_000, 1.0), still, phase(9_000_000, 1.0), phase(6_000, 0.001)]) == 6.0
 
 
 def test_moves_for_less_traffic_must_gain_three_times_what_they_cost():

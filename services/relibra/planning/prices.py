@@ -6,13 +6,16 @@ the least size of a replica is at most `_MAX_LOSS` of a rank's tokens, and what 
 M rows, L layers, E experts.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relibra.planning.cost import CostModel
+from relibra.planning.execution import PhaseSummary
 from relibra.planning.job import Cluster, Model, PlanParams
 
 MIN_GAIN = 0.005
@@ -114,11 +117,31 @@ def price_replicas(params: PlanParams, load_MLE: NDArray[np.int64], model: Model
     return ReplicaPrice(least=least, of_busiest=tokens, of_cell=of_cell)
 
 
-def price_moves(params: PlanParams, model: Model, cluster: Cluster) -> Hysteresis:
-    """Return what a reorder must gain: what pays for its moves, or `MIN_GAIN` where experts have no known size."""
+def measured_move_bytes_per_us(phases: Iterable[PhaseSummary]) -> float | None:
+    """Return the rate at which a rank sent experts in the reorders of these phases, the median; None without one.
+
+    Times are those of whole reorders, so the rate holds all that a reorder waits for beside the network.
+    """
+    rates = [
+        phase.reorder_sent_bytes / phase.num_expected / (phase.reorder_s * 1e6)
+        for phase in phases
+        if phase.reorder_sent_bytes and phase.reorder_s > 0
+    ]
+    return median(rates) if rates else None
+
+
+def price_moves(
+    params: PlanParams, model: Model, cluster: Cluster, move_bytes_per_us: float | None = None
+) -> Hysteresis:
+    """Return what a reorder must gain: what pays for its moves, or `MIN_GAIN` where experts have no known size.
+
+    Where the job has a cost model, `move_bytes_per_us` takes the place of its rate between nodes.
+    """
     if not model.expert_state_size_bytes or not model.expert_weight_size_bytes:
         return Hysteresis()
     cost = params.cost or CostModel.of_expert(model.expert_weight_size_bytes)
+    if params.cost is not None and move_bytes_per_us is not None:
+        cost = replace(cost, inter_node_bytes_per_us=max(move_bytes_per_us, 1.0))
     move_us = cost.reorder_us(1, cluster.num_ranks, model.expert_state_size_bytes)
     least, most = _GUESSED_GAIN if params.cost is None else (0.0, inf)
     return Hysteresis(tokens_per_move=move_us / cost.saved_us(1), least=least, most=most)

@@ -38,6 +38,7 @@ def solve(
     num_threads: int = 1,
     level: Level = Level.MICRO_BATCHES,
     seen: StepLoad | None = None,
+    move_bytes_per_us: float | None = None,
 ) -> Plan:
     """Plan all cells of a step.
 
@@ -53,6 +54,7 @@ def solve(
         level: what is known of the step.
         seen: micro-batches that the step may have. Below level micro-batches, homes and replicas are chosen for them,
             and the replicas of a layer are the same in all rows of the plan; by default the rows of `load`.
+        move_bytes_per_us: the rate at which a rank was measured to move experts; by default that of the cost model.
 
     Returns:
         A plan that passes `check_plan` with this load. If its micro-batches are known, its slowest ranks have at most
@@ -77,7 +79,7 @@ def solve(
     is_foreseen = level < Level.MICRO_BATCHES
     chosen_for = load if seen is None or not is_foreseen else seen
     price = price_replicas(params, chosen_for.load_MLE, model, cluster)
-    hysteresis = price_moves(params, model, cluster)
+    hysteresis = price_moves(params, model, cluster, move_bytes_per_us)
     traffic, known = Traffic.of(chosen_for, cluster, params), KnownReplicas()
     home_LE, why_reordered = identity_LE, "homes stay, as the job asks"
     if not params.homes_stay:
@@ -93,6 +95,8 @@ def solve(
             traffic,
             known,
         )
+        if params.cost is not None and move_bytes_per_us is not None:
+            why_reordered += f", at the {move_bytes_per_us / 1e3:.3g} GB/s per rank of earlier reorders"
     if packing is not None:
         why_reordered = f"sequences are packed for a placement that moves {(home_LE != previous_LE).sum()} experts"
     choose = foresee_layer if is_foreseen else None

@@ -1,7 +1,16 @@
-"""What a worker has compiled before its first solve."""
+"""What a worker has compiled before its first solve, and what it plans a step from."""
 
 import subprocess
 import sys
+from dataclasses import replace
+
+import pytest
+
+from harness.services import CLUSTER, MODEL
+from harness.watched_job import WatchedJob
+from relibra.planner.solve.solving import solve_step
+from relibra.planning import CostModel
+from relibra.store import Store
 
 STEPS_AFTER_WARM_UP = """
 import numpy as np
@@ -49,3 +58,24 @@ def test_the_process_that_serves_loads_no_compiler() -> None:
     code = "import sys, relibra.planner.server; print('numba' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_moves_have_the_price_that_ranks_measured(store: Store, run, redis_url, job_id, is_measured: bool) -> None:
+    model = replace(MODEL, expert_state_size_bytes=7 << 10)
+    cost = CostModel(expert_us=(0.0, 0.1))
+    job = WatchedJob(store, job_id, model=model, cluster=CLUSTER, cost=cost)
+
+    async def fill() -> None:
+        await job.register()
+        plan_id = await job.plan(3)
+        if is_measured:
+            await job.report(3, plan_id)  # each rank sends 1 MiB in 0.2 s
+        await job.collect(4)  # other experts are hot from here on
+        await store.put_schedule(job.record, 4, job.ids, job.schedule)
+
+    run(fill())
+    reason = solve_step(redis_url, job_id, 4).reason
+    assert ("no expert moves" in reason) is is_measured, reason
+    assert ("at the 0.00524 GB/s per rank of earlier reorders" in reason) is is_measured, reason

@@ -24,10 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra import service_log
-from relibra.errors import NotFound
+from relibra.errors import Corrupt, NotFound
 from relibra.planning import Cluster, CostModel, Model, PlanParams, Schedule, StepLoad, check_plan
 from relibra.planning.expected.loads import WINDOW, deal_often, mean_micro_batch, seen_load
 from relibra.planning.plan import Level
+from relibra.planning.prices import measured_move_bytes_per_us
 from relibra.store import EncodedPlan, JobRecord, Store
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 _DEAR_DISPATCH = CostModel(token_size_bytes=1e6)
 """A cost model that makes the warm-up compile what counts dispatch, too."""
+
+_STEPS_OF_MOVES = 64
+"""The steps before a step whose reorders say how fast experts move."""
 
 _MAX_STACK_BYTES = 64 << 20
 _SELF = Path("/proc/self/status")
@@ -135,6 +139,7 @@ class _Step:
     load: StepLoad
     seen: StepLoad | None
     previous_home_LE: NDArray[np.int32] | None
+    move_bytes_per_us: float | None
 
 
 async def _read(redis_url: str, job_id: str, step: int) -> _Step:
@@ -155,7 +160,17 @@ async def _read(redis_url: str, job_id: str, step: int) -> _Step:
             load, schedule = mean_micro_batch(seen_NLE, job.cluster)
             seen = seen_load(seen_NLE, job.cluster)
         previous_home_LE = await store.placement_before(job, step)
-    return _Step(job=job, schedule=schedule, level=level, load=load, seen=seen, previous_home_LE=previous_home_LE)
+        executions = await store.get_executions(job, range(max(0, step - _STEPS_OF_MOVES), step))
+    phases = [phase for of_step in executions if not isinstance(of_step, Corrupt) for phase in of_step]
+    return _Step(
+        job=job,
+        schedule=schedule,
+        level=level,
+        load=load,
+        seen=seen,
+        previous_home_LE=previous_home_LE,
+        move_bytes_per_us=measured_move_bytes_per_us(phases),
+    )
 
 
 def _solve(step: _Step, num_threads: int) -> EncodedPlan:
@@ -171,6 +186,7 @@ def _solve(step: _Step, num_threads: int) -> EncodedPlan:
         num_threads=num_threads,
         level=step.level,
         seen=step.seen,
+        move_bytes_per_us=step.move_bytes_per_us,
     )
     check_plan(plan, step.load.load_MLE)
     return EncodedPlan.of(plan)
