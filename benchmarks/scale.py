@@ -4,7 +4,8 @@
 
 Loads are mixtures of the workloads in `deepseek-v3_counts_dev.npz` (see `workload_mix`). Every case runs in its own
 process with compiled code already loaded; times are the least of several calls. `input_mib` is the memory of that
-process before it plans, with the counts; `peak_mib` is its largest memory. A run of all cases writes
+process before it plans, with the counts; `peak_mib` is its largest memory. `publish_s` is the time to check and encode
+the plan, and `begin_ms` that of a rank in `begin_step`, without what it waits for. A run of all cases writes
 `results/scale.json`.
 """
 
@@ -19,12 +20,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks import results
 from benchmarks.workload_mix import mix_workloads
-from relibra.planning import Cluster, CostModel, Model, PlanParams, Schedule, StepLoad, check_plan
+from relibra.agent.cells.cells import StepCells
+from relibra.agent.placement import Placement
+from relibra.agent.plans import agreement
+from relibra.planning import (
+    Cluster,
+    CostModel,
+    Model,
+    PlanId,
+    PlanParams,
+    Schedule,
+    StepLoad,
+    StepPlan,
+    check_plan,
+    check_step_plan,
+)
 from relibra.planning.replicas.replicate import replicate
 from relibra.planning.solve import solve
+from relibra.store import EncodedPlan
 
 _TOP_K = 8
 _EXPERT_SIZE_BYTES = 88_080_384
@@ -96,6 +113,15 @@ def _draw(case: Case, cluster: Cluster) -> tuple[StepLoad, Schedule]:
     return StepLoad.of(counts_SLE, schedule, cluster), schedule
 
 
+def _begin(plan: StepPlan, model: Model, cluster: Cluster) -> StepCells:
+    """Begin a step as rank 0 does when its plan is in hand and the offers of all ranks are there."""
+    check_step_plan(plan, model, cluster)
+    offer = agreement.Offer(step=plan.step, plan_id=plan.id, digest=plan.digest)
+    assert agreement.decide([offer] * (cluster.num_ranks * cluster.num_ep_groups)).plan_id == plan.id
+    placement = Placement.identity(model, cluster).rehomed(plan.home_rank_LE)
+    return StepCells(placement, cluster, ep_group=0, ep_rank=0, plan=plan, device=torch.device("cpu"))
+
+
 def _load_machine_code() -> None:
     cluster = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
     schedule = Schedule.round_robin(2, 1, cluster)
@@ -119,7 +145,12 @@ def _run(case: Case, num_threads: int) -> dict[str, Any]:
     input_mib = _resident_mib()
     plan = solve(load, schedule, model, cluster, params, num_threads=num_threads)
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    check_plan(plan, load.load_MLE)
+
+    def publish() -> None:
+        check_plan(plan, load.load_MLE)
+        EncodedPlan.of(plan)
+
+    step_plan = StepPlan.of(plan, id=PlanId(epoch=1, version=1), step=1)
     plan_s = _least_s(lambda: solve(load, schedule, model, cluster, params, num_threads=num_threads), case.num_calls)
     replicate_s = _least_s(lambda: replicate(load.load_MLE, plan.home_rank_LE, cluster), case.num_calls)
     num_cells = plan.lower_bound_ML.size
@@ -132,6 +163,8 @@ def _run(case: Case, num_threads: int) -> dict[str, Any]:
         "replicas_per_rank": plan.prediction.num_replicas / num_cells / cluster.num_ranks,
         "plan_time_s": plan_s,
         "plan_us_per_cell": plan_s / num_cells * 1e6,
+        "publish_s": _least_s(publish, case.num_calls),
+        "begin_ms": _least_s(lambda: _begin(step_plan, model, cluster), case.num_calls) * 1e3,
         "replicate_us_per_cell": replicate_s / num_cells * 1e6,
         "input_mib": input_mib,
         "peak_mib": peak_mib,
