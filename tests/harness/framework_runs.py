@@ -41,8 +41,9 @@ class FrameworkRun:
         """Return one result per rank. The test fails if a rank raised or did not reach the scenario."""
         for by_rank in self._by_world:
             for results in by_rank:
-                if "error" in results.get(scenario, {}):
-                    pytest.fail(f"{scenario} raised:\n{results[scenario]['error']}")
+                result = results.get(scenario) or results.get("failed", {})
+                if "error" in result:
+                    pytest.fail(f"{scenario} raised:\n{result['error']}")
             if by_rank and all(scenario in results for results in by_rank):
                 return [results[scenario] for results in by_rank]
         pytest.fail(f"{scenario} did not finish; end of the log:\n{self.log[-3000:]}")

@@ -1,12 +1,14 @@
 """What ranks observe: values of all ranks, refusals, and differences between balanced and plain training."""
 
+import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from logging.handlers import BufferingHandler
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from _pytest.logging import LogCaptureHandler, catching_logs
 from torch import Tensor
 
 from harness.differences import largest
@@ -45,8 +47,12 @@ def raised_by(action: Callable[[], object]) -> str:
 @contextmanager
 def logged() -> Iterator[Callable[[], list[str]]]:
     """Yield a function that returns the messages that this rank has logged in the body."""
-    with catching_logs(LogCaptureHandler()) as handler:
-        yield lambda: [record.getMessage() for record in handler.records]
+    handler = BufferingHandler(capacity=sys.maxsize)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield lambda: [record.getMessage() for record in handler.buffer]
+    finally:
+        logging.getLogger().removeHandler(handler)
 
 
 def relative(got: Tensor, want: Tensor) -> float:
