@@ -20,11 +20,13 @@ def obstacles(page: Page, **options: Any) -> list[dict[str, Any]]:
     return [each for each in found if each["impact"] in ("serious", "critical")]
 
 
+@pytest.mark.long
 def test_an_obstacle_is_found(page: Page) -> None:
     page.set_content("<html lang='en'><title>x</title><main><h1>x</h1><img src='x.png'></main></html>")
     assert [each["id"] for each in obstacles(page)] == ["image-alt"]
 
 
+@pytest.mark.long
 def test_no_page_has_an_obstacle(page: Page, job: WatchedJob, report: Path) -> None:
     page.set_viewport_size({"width": 390, "height": 844})  # a phone, on which tables scroll
     found = {}

@@ -16,6 +16,7 @@ def shown(page: Page, chart: str, field: str) -> list:
     return page.evaluate(f"document.querySelector('.{chart} .plot').data.map((each) => each.{field})")
 
 
+@pytest.mark.long
 def test_two_steps_are_compared_from_the_page_of_one(page: Page, job: WatchedJob, run, errors: list[str]) -> None:
     run(job.report(4, run(job.plan(4))))
     page.goto("/jobs/job/steps/4")
@@ -36,6 +37,7 @@ def test_two_steps_are_compared_from_the_page_of_one(page: Page, job: WatchedJob
     assert errors == []
 
 
+@pytest.mark.long
 def test_two_jobs_are_compared_over_their_own_steps(
     page: Page, job: WatchedJob, run, store: Store, errors: list[str]
 ) -> None:

@@ -28,6 +28,7 @@ def saved(page: Page, button: str, path: Path) -> tuple[str, bytes]:
     return download.value.suggested_filename, path.read_bytes()
 
 
+@pytest.mark.long
 def test_no_page_is_wider_than_a_phone(page: Page, job: WatchedJob, report: Path, errors: list[str]) -> None:
     page.set_viewport_size(PHONE)
     for path in (*PAGES, report.as_uri()):
@@ -137,6 +138,7 @@ def test_charts_are_saved_as_csv_over_what_they_show(
     assert errors == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_charts_are_saved_as_pictures_on_the_colour_of_the_page(
     page: Page, job: WatchedJob, tmp_path: Path, errors: list[str], scheme

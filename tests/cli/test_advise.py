@@ -82,6 +82,7 @@ def test_routing_that_differs_by_sequence_says_turn_it_on(tmp_path, model):
     assert said["slot_size_bytes"] == said["redundant_slots"] * 3 * 2 * 3 * 2880 * 2880
 
 
+@pytest.mark.long
 def test_without_replay_the_advice_is_for_plans_from_history_and_says_what_replay_would_give(tmp_path, model):
     trace = _trace(tmp_path / "trace.npz", 80, variance=2.0)
     said = json.loads(_run(trace, *model, *_SMALL, "--nodes", 2, "--json", status=1))
@@ -89,6 +90,7 @@ def test_without_replay_the_advice_is_for_plans_from_history_and_says_what_repla
     assert "replicate-only" not in said["gain_of_others"]
 
 
+@pytest.mark.long
 def test_even_routing_says_that_it_will_not_pay(tmp_path, model, monkeypatch):
     monkeypatch.setattr(output, "is_terminal", lambda stream: True)
     printed = _run(_trace(tmp_path / "trace.npz", 80, variance=0), *model, *_SMALL, status=1)
@@ -106,6 +108,7 @@ def test_even_routing_says_that_it_will_not_pay(tmp_path, model, monkeypatch):
     assert "--rollout-share says what the whole step saves" in " ".join(printed.split())
 
 
+@pytest.mark.long
 def test_few_sequences_are_not_enough(tmp_path, model):
     printed = _run(_trace(tmp_path / "trace.npz", 20, variance=2.0), *model, *_SMALL, status=1)
     assert "Not enough data." in printed

@@ -65,6 +65,7 @@ def test_equal_seeds_give_equal_results_and_others_do_not(trace):
     assert one == same != other
 
 
+@pytest.mark.long
 def test_the_table_fits_80_columns_and_names_every_policy(trace, monkeypatch):
     monkeypatch.setattr(output, "is_terminal", lambda stream: True)
     printed = _run(trace, *_SMALL, "--nodes", 2)

@@ -100,6 +100,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
             each.stop()
 
 
+@pytest.mark.long
 @pytest.mark.integration
 @pytest.mark.parametrize("page", [page for page, blocks in RUN.items() if blocks])
 def test_the_commands_of_a_page_do_what_they_say(page: str, desk: Desk) -> None:

@@ -34,6 +34,7 @@ def outcomes(steps):
     return {each.policy: each for each in found}
 
 
+@pytest.mark.long
 def test_nothing_is_faster_than_balance_and_relibra_comes_closest_beside_ultraep(outcomes):
     assert all(each.of_balanced.mid <= 1.01 for each in outcomes.values())  # 1 % for tokens that stay on their node
     published = set(outcomes) - {"reorder-only", "replicate-only", "relibra", "relibra-packed", "ultraep"}

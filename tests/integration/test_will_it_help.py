@@ -15,6 +15,7 @@ from harness.saved_responses import CONFIG, response
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.long
 def test_saved_responses_of_sglang_become_an_answer_in_two_commands(tmp_path: Path) -> None:
     (block,) = [block for block in blocks("docs/formats.md") if block.language == "bash"]
     commands = block.commands

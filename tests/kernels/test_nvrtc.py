@@ -11,6 +11,7 @@ from relibra.kernels.sources import FOLDER, KERNELS, headers
 ARCHITECTURES = (80, 90, 100)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("capability", ARCHITECTURES)
 @pytest.mark.parametrize("file", sorted(set(KERNELS.values())))
 def test_a_file_compiles_without_warnings_or_spills(compiler: nvrtc.Nvrtc, file: str, capability: int) -> None:

@@ -30,6 +30,7 @@ def _nvcc() -> str | None:
     return shutil.which("nvcc")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("file", sorted(set(KERNELS.values())))
 def test_nvcc_takes_every_file_with_warnings_as_errors(file: str, tmp_path: Path) -> None:
     compiler = _nvcc()

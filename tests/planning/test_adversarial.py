@@ -189,6 +189,7 @@ def test_whole_plans_do_not_depend_on_names_or_scale(seed, num_nodes, gpus_per_n
     assert scaled == pytest.approx(found, rel=0.01)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("num_nodes", "gpus_per_node"), [(1, 8), (2, 8), (4, 4)])
 def test_whole_plans_with_more_slots_are_never_worse(seed, num_nodes, gpus_per_node):

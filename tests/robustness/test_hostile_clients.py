@@ -56,6 +56,7 @@ def register(planner: Planner, attacker: Credentials) -> int:
         return client.register_job("attacker", MODEL, CLUSTER, PARAMS)
 
 
+@pytest.mark.long
 def test_S7_a_shape_of_millions_of_extents_is_refused_in_a_few_words(world: World, attacker: Credentials) -> None:
     planner = guarded_planner(world)
     take_step(planner, 1, "victim")
@@ -77,6 +78,7 @@ def test_S7_a_shape_of_millions_of_extents_is_refused_in_a_few_words(world: Worl
             assert resident_kib(planner.process.pid) - before_kib < 2 * MAX_GROWTH_KIB, clock.figures
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("auth", ["required", pytest.param("none", marks=pytest.mark.long)])
 @pytest.mark.parametrize("path", [FETCH_PLAN, pytest.param(WATCH_HEALTH, marks=pytest.mark.long)])
 def test_S6_eight_thousand_calls_without_a_message_shut_nobody_out(
@@ -93,6 +95,7 @@ def test_S6_eight_thousand_calls_without_a_message_shut_nobody_out(
         clock.stop()
 
 
+@pytest.mark.long
 def test_S7_messages_without_an_end_take_no_memory(world: World, attacker: Credentials) -> None:
     planner = guarded_planner(world)
     take_step(planner, 1, "victim")
@@ -188,6 +191,7 @@ def test_S7_a_cost_model_of_many_points_is_refused(world: World, attacker: Crede
             client.register_job("attacker", MODEL, CLUSTER, params)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size_bytes", [pytest.param(1 << 20, marks=pytest.mark.long), 15 << 20])
 def test_S7_job_ids_of_megabytes_are_not_kept(world: World, size_bytes: int) -> None:
     planner = world.start_planner()

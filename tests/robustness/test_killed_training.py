@@ -97,6 +97,7 @@ def test_L5_every_step_after_a_kill_of_the_trainer_is_planned(
         )
 
 
+@pytest.mark.long
 def test_L5_a_restart_on_fewer_ranks_with_fewer_slots_is_planned(world: World, zygote: Zygote, tmp_path: Path) -> None:
     """The checkpoint of four ranks on two nodes is loaded by two ranks on one node, which have one slot less."""
     address = world.start_planner().address
@@ -124,6 +125,7 @@ def test_L5_a_restart_on_fewer_ranks_with_fewer_slots_is_planned(world: World, z
     assert max(worst.loss, worst.grad_norm) <= TOLERANCE, worst
 
 
+@pytest.mark.long
 def test_L5_a_rollback_to_a_checkpoint_five_steps_back_is_planned(world: World, zygote: Zygote, tmp_path: Path) -> None:
     """After step 9 the ranks load the checkpoint before step 5, without a restart, and sample steps 5 to 9 again."""
     address = world.start_planner().address

@@ -24,6 +24,7 @@ def one_row_each(num_sequences: int) -> tuple[list[str], Schedule]:
     return [str(index) for index in rows_S], replace(schedule, micro_batch_S=rows_S)
 
 
+@pytest.mark.long
 def test_S7_a_small_schedule_that_asks_for_a_large_solve_takes_no_memory_from_others(world: World) -> None:
     planner = world.start_planner(RELIBRA_SOLVER_MEMORY_BYTES=str(64 << 20), RELIBRA_METRICS_PORT="0")
     take_step(planner, 1, "victim")

@@ -48,7 +48,9 @@ def is_publishing(redis: Redis) -> bool:
     return any(int(each["argv-mem"]) > LARGER_THAN_A_RENEWAL_BYTES for each in waiting)
 
 
-@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "stop", [signal.SIGKILL, *(pytest.param(sent, marks=pytest.mark.long) for sent in (signal.SIGTERM, signal.SIGSTOP))]
+)
 def test_L3_L4_a_planner_that_ends_or_freezes_mid_ingest(world: World, stop: signal.Signals) -> None:
     # The limit makes the ingest slow enough to be interrupted.
     planner = world.start_planner(RELIBRA_MAX_INGEST_BYTES_PER_S="60000")
@@ -116,7 +118,7 @@ def test_S4_a_planner_paused_mid_solve_cannot_publish_when_it_wakes(world: World
         assert take_step(paused, 2).id.version == 2
 
 
-@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("stop", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)])
 def test_L2_S3_a_planner_that_ends_or_freezes_between_solve_and_publish(world: World, stop: signal.Signals) -> None:
     planner = world.start_planner()
     expected = take_step(planner, 1, "undisturbed")
@@ -164,6 +166,7 @@ def test_S4_S8_two_planners_on_one_job_solve_every_step_once(world: World) -> No
         assert sum(solved) == 5, solved
 
 
+@pytest.mark.long
 def test_L2_a_killed_solver_is_replaced(world: World) -> None:
     planner = world.start_planner()
     with world.fault("solver gets SIGKILL mid-solve", "L2 S2") as clock:
@@ -177,6 +180,7 @@ def test_L2_a_killed_solver_is_replaced(world: World) -> None:
         assert "BrokenProcessPool" in planner.log()
 
 
+@pytest.mark.long
 def test_S7_a_solve_that_runs_away_is_killed_and_the_step_fails_by_name(world: World) -> None:
     planner = world.start_planner(RELIBRA_SOLVE_TIMEOUT_S="0.01")
     with world.fault("every solve takes longer than its timeout", "S7 L1") as clock:

@@ -13,7 +13,9 @@ from harness.services import eventually
 pytestmark = [pytest.mark.robustness, pytest.mark.integration]
 
 
-@pytest.mark.parametrize("start", [ThreePrimaries, Failover], ids=["cluster", "sentinel"])
+@pytest.mark.parametrize(
+    "start", [pytest.param(ThreePrimaries, id="cluster", marks=pytest.mark.long), pytest.param(Failover, id="sentinel")]
+)
 def test_L2_L3_a_primary_is_killed(start: Callable[[Path], Deployment], tmp_path: Path) -> None:
     (folder := tmp_path / "redis").mkdir()
     with World(tmp_path, start(folder), []) as world:

@@ -101,6 +101,7 @@ def test_S4_a_wiped_redis_begins_a_newer_epoch(world: World) -> None:
         assert after.digest == before.digest
 
 
+@pytest.mark.long
 def test_L3_redis_comes_back_with_a_policy_that_evicts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     if not isinstance(world.redis, OneServer):
         pytest.skip("only the embedded Redis is started with other options")

@@ -67,6 +67,7 @@ def old_steps_have_expired(redis: "Redis") -> bool:
     return len(steps) <= NUM_JOBS * RETAINED_STEPS
 
 
+@pytest.mark.long
 def test_S7_memory_is_flat_however_many_steps_are_taken(world: World) -> None:
     planner = world.start_planner(RELIBRA_RETAINED_STEPS=str(RETAINED_STEPS))
     bounds = [1 + NUM_STEPS // NUM_JOBS * quarter // 4 for quarter in range(5)]

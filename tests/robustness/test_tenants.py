@@ -155,6 +155,7 @@ def test_S6_a_flood_of_ten_times_the_quota_changes_neither_bytes_nor_deadline_of
         assert beside_s < max(3 * alone_s, 1.0), clock.figures
 
 
+@pytest.mark.long
 def test_S6_sixteen_jobs_at_once_take_turns(world: World) -> None:
     planner = world.start_planner(RELIBRA_NUM_SOLVERS="1", RELIBRA_LEASE_S=LONG_S)
     job_ids, num_steps = [f"job-{index}" for index in range(NUM_JOBS)], 3
@@ -184,6 +185,7 @@ def test_S6_sixteen_jobs_at_once_take_turns(world: World) -> None:
         clock.figures = f"slowest job {max(last_s.values()) / min(last_s.values()):.2f} x the fastest"
 
 
+@pytest.mark.long
 def test_S6_a_512_rank_job_delays_a_small_one_by_one_solve_at_most(world: World) -> None:
     planner = world.start_planner(RELIBRA_NUM_SOLVERS="1", RELIBRA_LEASE_S=LONG_S)
     with world.fault("a small job comes behind three steps of 512 ranks, one solver", "S6") as clock:

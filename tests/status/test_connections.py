@@ -141,7 +141,7 @@ def test_S6_clients_without_a_request_make_room_for_others(crowded: Service) -> 
     assert "hung up on one whose request was not whole" in crowded.log()
 
 
-@pytest.mark.parametrize("has_asked", [True, False])
+@pytest.mark.parametrize("has_asked", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_S6_making_room_for_others_refuses_nobody_who_asks_nothing_more(crowded: Service, has_asked: bool) -> None:
     with ExitStack() as held:
         for _ in range(20):
@@ -152,6 +152,7 @@ def test_S6_making_room_for_others_refuses_nobody_who_asks_nothing_more(crowded:
     assert b'relibra_status_refused_total{setting="max_connections"} 0.0' in text
 
 
+@pytest.mark.long
 def test_S7_connections_beyond_the_limit_are_told_so_and_room_is_used_again(crowded: Service) -> None:
     def is_served() -> bool:
         with closing(connect(crowded)) as connection:

@@ -13,6 +13,7 @@ from harness.watched_job import WatchedJob
 from relibra.store import ALL_JOBS, Role, Store
 
 
+@pytest.mark.long
 @pytest.mark.integration
 def test_every_answer_is_as_described(
     http: TestClient, job: WatchedJob, store: Store, run: Loop, redis_url: str, tmp_path: Path

@@ -26,6 +26,7 @@ def judged(steps, question):
     return {row["planner"]: row for row in run.judge(steps, question, [peer], Path("nowhere"))}
 
 
+@pytest.mark.long
 def test_a_peer_is_judged_as_our_policy_of_the_same_decisions(judged, steps, question):
     before, now = steps
     (expected,) = simulate(now, before, question.training, ["eplb-oracle"])

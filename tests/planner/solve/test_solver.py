@@ -109,6 +109,7 @@ def test_a_worker_that_dies_or_runs_away_is_replaced_and_harms_nobody(store: Sto
     run(scenario())
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_while_it_packs_is_replaced_and_packs_again(
     store: Store, run: Loop, redis_url: str
 ) -> None:

@@ -47,6 +47,7 @@ assert machine_code() == code, (code, machine_code())
 """
 
 
+@pytest.mark.long
 def test_after_its_warm_up_a_worker_compiles_nothing() -> None:
     # A process of its own: others have compiled more by now.
     done = subprocess.run([sys.executable, "-c", STEPS_AFTER_WARM_UP], capture_output=True, text=True, check=False)

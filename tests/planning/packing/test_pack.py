@@ -110,6 +110,7 @@ def test_where_dispatch_has_a_price_packing_takes_less_modelled_time_than_packin
     assert "packing brings the modelled time of experts and dispatch" in reason
 
 
+@pytest.mark.long
 @given(step=steps)
 @settings(max_examples=10, deadline=None)
 def test_packing_by_time_keeps_to_the_same_limits(step):
