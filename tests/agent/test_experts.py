@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from relibra.agent.experts import Dispatched, Experts, check_parameters, experts_of
+from relibra.agent.experts import Dispatched, Experts, experts_of
 from relibra.errors import Unsupported
 
 HOME = 3

@@ -26,6 +26,8 @@ OVERLAP = {
     "native": True,
 }
 EXPERT_ADAPTERS = {"adapted": ("linear_qkv", "linear_fc1", "linear_fc2")}
+SHARED_ADAPTERS = EXPERT_ADAPTERS | {"grouped": True}
+SUMMED_ONCE = SHARED_ADAPTERS | {"sums_once": True, "gradient_accumulation_fusion": True}
 DENSE_ADAPTERS = {"adapted": ("linear_qkv", "linear_proj", "mlp.router")}
 RECOMPUTED_LAYERS = {"recompute_granularity": "selective", "recompute_modules": ["moe", "core_attn"]}
 
@@ -39,6 +41,9 @@ RECOMPUTED_LAYERS = {"recompute_granularity": "selective", "recompute_modules": 
         pytest.param(EP2_EDP2, {"moe_latent_size": 16}, False, "layers", id="latent"),
         pytest.param(EP2_EDP2, DENSE_ADAPTERS, True, "selective", id="dense_adapters"),
         pytest.param(EP2_EDP2, EXPERT_ADAPTERS, True, "selective", id="expert_adapters"),
+        pytest.param(EP2_EDP2, SHARED_ADAPTERS, True, "selective", id="shared_adapters"),
+        pytest.param(EP4, SHARED_ADAPTERS, False, "none", id="shared_adapters_on_two_nodes"),
+        pytest.param(EP2_VPP, SUMMED_ONCE, True, "selective", id="shared_adapters_summed_once"),
     ],
 )
 @on_ranks()

@@ -1,7 +1,14 @@
-"""LoRA adapters in the shapes that Megatron-Bridge gives them (`peft/lora.py`, `peft/lora_layers.py`)."""
+"""LoRA adapters in the shapes that Megatron-Bridge gives them (`peft/lora.py`, `peft/lora_layers.py`, `peft/utils.py`).
+
+The matrices around a grouped product are those of all experts of a layer: equal on all ranks of an EP group, and trained
+on the sum of their gradients. Bridge 0.6 sums in hooks. Later it marks the matrices, and sums once per step.
+"""
 
 from typing import Any
 
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import finalize_model_grads
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor, nn
 
@@ -23,18 +30,40 @@ class Adapter(nn.Module):
         return outputs
 
 
+class SharedAdapter(Adapter):
+    """The product of low rank around the experts of a rank, as `ParallelLinearAdapter`."""
+
+    def __init__(self, inputs: int, outputs: int, like: Tensor) -> None:
+        super().__init__(inputs, outputs, like)
+        self.group = parallel_state.get_expert_model_parallel_group()
+        for parameter in self.parameters():
+            dist.broadcast(parameter.detach(), dist.get_global_rank(self.group, 0), group=self.group)
+            parameter.register_hook(self._allreduce_shared_expert_grad)
+
+    def _allreduce_shared_expert_grad(self, gradient: Tensor) -> Tensor:
+        dist.all_reduce(gradient, group=self.group)
+        return gradient
+
+
 class AdaptedLinear(nn.Module):
-    """A linear layer of megatron, and its adapter beside it, as `LoRALinear`."""
+    """A linear layer of megatron, or a grouped product, and its adapter beside it, as `LoRALinear`."""
 
     def __init__(self, to_wrap: Any) -> None:
         super().__init__()
         self.to_wrap = to_wrap
-        outputs, inputs = to_wrap.weight.shape
-        self.adapter = Adapter(inputs, outputs, to_wrap.weight)
+        is_grouped = hasattr(to_wrap, "weight0")
+        like = to_wrap.weight0 if is_grouped else to_wrap.weight
+        outputs, inputs = like.shape
+        self.adapter = (SharedAdapter if is_grouped else Adapter)(inputs, outputs, like)
 
     def forward(self, inputs: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         outputs, bias = self.to_wrap(inputs, *args, **kwargs)
         return outputs + self.adapter(inputs), bias
+
+    def sharded_state_dict(self, prefix: str = "", *args: Any) -> dict[str, Any]:
+        """Return what a checkpoint stores of the wrapped layer, without a part of its name for the wrapper."""
+        stored: dict[str, Any] = self.to_wrap.sharded_state_dict(prefix, *args)
+        return stored
 
 
 class AdaptedRouter(nn.Module):
@@ -67,3 +96,20 @@ def adapt(model: nn.Module, targets: tuple[str, ...]) -> None:
         setattr(model.get_submodule(parent), own, wrapper(module))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".adapter." in name)
+
+
+def sum_once_per_step(model: nn.Module) -> None:
+    """Mark the matrices that all experts share, and drop their hooks, as Bridge's training does after 0.6."""
+    for adapter in model.modules():
+        if isinstance(adapter, SharedAdapter):
+            for parameter in adapter.parameters():
+                parameter.expert_parallel_replicated = True
+                parameter._backward_hooks.clear()
+
+
+def finalize_with_sum(chunks: list[nn.Module], *args: Any, **kwargs: Any) -> None:
+    """Reduce gradients, and then sum those of marked matrices over the ranks of an EP group."""
+    finalize_model_grads(chunks, *args, **kwargs)
+    for parameter in (each for chunk in chunks for each in chunk.parameters()):
+        if getattr(parameter, "expert_parallel_replicated", False):
+            dist.all_reduce(parameter.main_grad, group=parallel_state.get_expert_model_parallel_group())

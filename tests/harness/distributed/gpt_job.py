@@ -11,6 +11,7 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from torch import Tensor
 
 from harness.distributed import state
+from harness.distributed.adapters import finalize_with_sum
 from harness.distributed.device import DEVICE
 from harness.distributed.gpt_batches import ReplayByContent, forward_step, routing
 from harness.distributed.gpt_model import (
@@ -45,6 +46,7 @@ class GptJob:
         num_experts: int | None = None,
         grouped: bool = False,
         adapted: tuple[str, ...] = (),
+        sums_once: bool = False,
         with_vision: bool = False,
         native: bool = False,
         kind: str | None = None,
@@ -52,6 +54,8 @@ class GptJob:
     ) -> None:
         self.model, self._is_native = model_of(cluster, num_experts), native
         self.config = gpt_config(cluster, self.model, **options)
+        if sums_once:
+            self.config.finalize_model_grads_func = finalize_with_sum
         num_chunks = self.config.virtual_pipeline_model_parallel_size or 1
         self.models = [
             build(self.config, chunk, grouped=grouped, adapted=adapted, with_vision=with_vision).to(DEVICE)

@@ -17,13 +17,13 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from harness.distributed.adapters import adapt
+from harness.distributed.adapters import adapt, finalize_with_sum, sum_once_per_step
 from harness.distributed.grouped import use_grouped_experts
 from harness.distributed.latent import latent_projections
 from relibra.planning import Cluster, Model
 
 IS_MOE = [1, 0, 1, 1]
-EXPERT = re.compile(r"(local_experts\.|experts\.linear_fc\d\.(?:weight|bias))(\d+)")
+EXPERT = re.compile(r"(local_experts\.|experts\.linear_fc\d\.(?:to_wrap\.)?(?:weight|bias))(\d+)")
 IS_LARGE = os.environ.get("RELIBRA_TEST_GPT") == "large"
 """Whether the GPT has the sizes of a real layer, so that transfers and computation take their share of a trace."""
 HIDDEN, FFN, SEQUENCE, BATCH = (2048, 768, 4096, 1) if IS_LARGE else (32, 24, 8, 2)
@@ -152,6 +152,8 @@ def build(
     if with_vision:
         model = WithVision(config, model)
     adapt(model, adapted)
+    if config.finalize_model_grads_func is finalize_with_sum:
+        sum_once_per_step(model)
     with torch.no_grad():
         for name, parameter in by_tensor_rank(logical_by_place(model, config)):
             if "norm" not in name:

@@ -101,6 +101,7 @@ class GroupedLinear(torch.nn.Module):
 class _GroupedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, splits: list[int], fused: bool, *weights: Tensor) -> Tensor:
+        fused &= all(weight.requires_grad for weight in weights)
         ctx.splits, ctx.fused = splits, fused
         ctx.main_grads = [weight.main_grad for weight in weights] if fused else None
         ctx.weights = [weakref.ref(weight) for weight in weights]

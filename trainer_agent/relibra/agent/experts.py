@@ -1,7 +1,5 @@
 """The experts of one MoE layer on this rank: their parameters by home slot, and how to run them with replicas."""
 
-import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
@@ -11,7 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from relibra.agent import quantized
-from relibra.agent.refusals import shared_adapter, unsupported
+from relibra.agent.adapters import product
+from relibra.agent.refusals import unsupported
 
 ExpertsForward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """(tokens sorted by expert, tokens per expert, probabilities) -> (outputs, bias)."""
@@ -93,12 +92,13 @@ class GroupedExperts:
     """Experts in two grouped products with parameters `weight{i}` and `bias{i}`, as in `TEGroupedMLP`.
 
     A grouped product looks up its tensors and their number in every forward, so replicas are added as further tensors.
-    With fp8, the modules that pad the tokens of each expert also know the number.
+    With fp8, the modules that pad the tokens of each expert also know the number. An adapter around a product serves
+    all experts alike (`relibra.agent.adapters`), and computes on the tokens of replicas, too.
     """
 
     def __init__(self, module: Any) -> None:
         self.module: nn.Module = module
-        self._linears: list[tuple[str, Any]] = [(name, getattr(module, name)) for name in ("linear_fc1", "linear_fc2")]
+        self._linears: list[tuple[str, Any]] = [product(module, name) for name in ("linear_fc1", "linear_fc2")]
         kinds = [
             (linear_name, linear, kind)
             for linear_name, linear in self._linears
@@ -169,27 +169,6 @@ class GroupedExperts:
 def trained(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
     """Return the parameters that require gradients."""
     return [parameter for parameter in parameters if parameter.requires_grad]
-
-
-_OF_ONE_EXPERT = re.compile(r"local_experts\.\d+\..+|linear_fc[12]\.(to_wrap\.)?(weight|bias)\d*")
-"""Names of parameters that belong to one expert. A single `weight` of all experts is refused by `GroupedExperts`."""
-
-
-def check_parameters(module: nn.Module) -> None:
-    """Check that every parameter of an experts module belongs to exactly one expert.
-
-    Adapters break this. Megatron-Bridge's LoRA puts one adapter around the grouped product of all local experts
-    (`share_expert_adapters=True`, its default): `linear_fc1` then holds the product as `to_wrap` and the shared
-    matrices as `adapter`. An expert that moves to another rank would meet the adapter of that rank.
-
-    Raises:
-        Unsupported: a parameter belongs to several experts, or to none; the message names it.
-    """
-    named = list(module.named_parameters(remove_duplicate=False))
-    numbers = Counter(id(parameter) for _, parameter in named)
-    for name, parameter in named:
-        if not _OF_ONE_EXPERT.fullmatch(name) or numbers[id(parameter)] > 1:
-            raise shared_adapter(f"the parameter {name} of the experts, which is not that of a single expert").error
 
 
 def experts_of(module: Any) -> Experts:

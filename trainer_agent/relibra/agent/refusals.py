@@ -73,17 +73,33 @@ def saving_refusals(config: Any) -> list[Refusal]:
     return refusals(Part.SAVING, config)
 
 
-def shared_adapter(what: str) -> Refusal:
-    """Return the refusal of LoRA adapters that several experts share, so that a moved expert would lose its adapter."""
+def adapter_without_sum(what: str) -> Refusal:
+    """Return the refusal of LoRA matrices that do not serve all experts of a layer alike."""
     return Refusal(
-        f"{what} (LoRA with share_expert_adapters=True, Megatron-Bridge's default, shares one adapter among the "
-        "experts of a rank, so moving an expert would change the model; ROLL and ms-swift keep one adapter per expert "
-        "beside the grouped product, where it would not move with its expert)",
-        "target_modules without linear_fc1 and linear_fc2 of experts, or one adapter per expert with "
-        "share_expert_adapters=False and moe_grouped_gemm=False",
-        "experts are not adapted, or their products run one after the other",
+        f"{what}, which not all experts of a layer share (LoRA of Megatron-Bridge before 0.6 trains other matrices on "
+        "each rank; with share_expert_adapters=False or experts_shared_outer_loras=True, and in ROLL and ms-swift, "
+        "matrices of single experts lie beside the grouped product, where they do not go with their expert)",
+        "share_expert_adapters=True with Megatron-Bridge 0.6 or newer, moe_grouped_gemm=False, or target_modules "
+        "without linear_fc1 and linear_fc2 of experts",
+        "all experts of a layer share one adapter, their products run one after the other, or they are not adapted",
         "share_expert_adapters",
     )
+
+
+def adapter_that_drifts(what: str) -> Refusal:
+    """Return the refusal of LoRA matrices whose gradients nobody sums over the ranks of an EP group."""
+    return Refusal(
+        f"{what} with gradient_accumulation_fusion=True, whose gradients this Megatron-Bridge does not sum over the "
+        "ranks of an EP group, so that the adapters of the ranks drift apart, also without relibra",
+        "gradient_accumulation_fusion=False, or a Megatron-Bridge whose finalize_model_grads_with_expert_adapter_sync "
+        "sums them: set it as finalize_model_grads_func of the model's config, and call "
+        "enable_expert_parallel_grad_sync_in_finalize(model) before attach",
+        "gradients of adapters are added to main_grad in kernels of their own; frozen weights have none",
+        "gradient_accumulation_fusion",
+    )
+
+
+_ADAPTERS = "LoRA matrices of grouped experts"
 
 
 def adapter_refusals(config: Any) -> list[Refusal]:
@@ -91,6 +107,26 @@ def adapter_refusals(config: Any) -> list[Refusal]:
 
     Without grouped products every expert is wrapped on its own, so its adapter moves with it.
     """
+    is_own = config.share_expert_adapters is False or bool(config.experts_shared_outer_loras)
+    return [adapter_without_sum(_ADAPTERS)] if is_own and _adapts_grouped_experts(config) else []
+
+
+def adapter_advice(config: Any) -> list[Refusal]:
+    """Return what settings do not tell of LoRA that is not refused: whether Megatron-Bridge keeps adapters equal."""
+    if adapter_refusals(config) or not _adapts_grouped_experts(config):
+        return []
+    return [
+        Refusal(
+            f"{_ADAPTERS}, which attach takes if Megatron-Bridge trains one adapter for all experts of a layer",
+            "Megatron-Bridge 0.6 or newer; with gradient_accumulation_fusion=True, one with "
+            "finalize_model_grads_with_expert_adapter_sync",
+            "none: in older ones the adapters of the ranks differ, and attach says so",
+            "share_expert_adapters",
+        )
+    ]
+
+
+def _adapts_grouped_experts(config: Any) -> bool:
     sizes = [config.lora_rank, config.rank, config.dim]
     is_off = any(size is not None for size in sizes) and not any(sizes)
     targets = config.target_modules or ()
@@ -98,9 +134,7 @@ def adapter_refusals(config: Any) -> list[Refusal]:
     is_on_experts = bool(config.share_expert_adapters) or any(
         each == "all-linear" or ("linear_fc" in each and "shared_expert" not in each) for each in map(str, targets)
     )
-    if is_off or not is_on_experts or config.moe_grouped_gemm is False:
-        return []
-    return [shared_adapter("adapters on grouped experts")]
+    return is_on_experts and not is_off and config.moe_grouped_gemm is not False
 
 
 def sharding(what: str) -> Refusal:

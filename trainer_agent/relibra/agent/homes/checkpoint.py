@@ -97,7 +97,10 @@ def _alone(module: Any, slot: int, rank: _Rank) -> Any:
 
 
 def _alone_in(linear: Any, slot: int, rank: _Rank) -> Any:
-    """Return a grouped product with the expert of `slot` only; return any other module, as for padding, unchanged."""
+    """Return a grouped product, also inside an adapter, with the expert of `slot` only; return others unchanged."""
+    wrapped = getattr(linear, "_modules", {}).get("to_wrap")
+    if wrapped is not None:
+        return _changed(linear, _modules=linear._modules | {"to_wrap": _alone_in(wrapped, slot, rank)})
     if not hasattr(linear, "_pg_collection"):
         return linear
     groups = copy.copy(linear._pg_collection)

@@ -13,7 +13,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
 from torch import nn
 
-from relibra.agent.experts import check_parameters
+from relibra.agent.adapters import check_parameters, product
 from relibra.agent.megatron.dispatchers import check_dispatcher
 from relibra.agent.needed import check_instances
 from relibra.agent.needs import QUANTIZED_NEEDS
@@ -22,6 +22,7 @@ from relibra.errors import InvalidInput
 from relibra.planning import Cluster, Model
 
 _WRAPPERS = ("DistributedDataParallel", "Float16Module")
+_PRODUCTS = ("linear_fc1", "linear_fc2")
 
 
 def levels(chunk: nn.Module) -> list[nn.Module]:
@@ -71,7 +72,7 @@ def parts(chunks: Sequence[nn.Module], layers: Sequence[Any]) -> list[Any]:
         [layer, *(getattr(layer, name, None) for name in ("config", "token_dispatcher", "experts"))] for layer in layers
     )
     found = [*(level for chunk in chunks for level in levels(chunk)), *(part for layer in of_layers for part in layer)]
-    products = (getattr(each, name, None) for each in found for name in ("linear_fc1", "linear_fc2"))
+    products = (product(each, name)[1] for each in found for name in _PRODUCTS)
     return [*found, *products]
 
 
@@ -105,12 +106,11 @@ def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
     if config.fp8:
         if isinstance(layer.experts, SequentialMLP):
             raise unsupported("fp8 with SequentialMLP", "moe_grouped_gemm=True")
-        check_instances([layer.experts.linear_fc1, layer.experts.linear_fc2], QUANTIZED_NEEDS)
-    for product in ("linear_fc1", "linear_fc2"):
-        linear = getattr(layer.experts, product, None)
-        if getattr(getattr(linear, "to_wrap", linear), "te_quant_params", None) is not None:
+        check_instances([product(layer.experts, name)[1] for name in _PRODUCTS], QUANTIZED_NEEDS)
+    for name in _PRODUCTS:
+        if getattr(product(layer.experts, name)[1], "te_quant_params", None) is not None:
             raise unsupported(
-                f"a quant_recipe with a rule for {product} of experts, which overrides fp8_recipe",
+                f"a quant_recipe with a rule for {name} of experts, which overrides fp8_recipe",
                 "no rule for experts in quant_recipe",
             )
     check_parameters(layer.experts)
@@ -171,8 +171,11 @@ def expert_groups(layers: Sequence[Any]) -> tuple[list[int], list[int], int]:
 
 def _expert_data_group(layer: Any) -> dist.ProcessGroup:
     """Return the group whose ranks hold the same experts. Grouped experts keep it in their grouped products."""
-    holder = layer.experts if isinstance(layer.experts, SequentialMLP) else layer.experts.linear_fc1._pg_collection
-    group: dist.ProcessGroup = holder.dp_group if isinstance(layer.experts, SequentialMLP) else holder.expt_dp
+    experts = layer.experts
+    is_sequential = isinstance(experts, SequentialMLP)
+    group: dist.ProcessGroup = (
+        experts.dp_group if is_sequential else product(experts, _PRODUCTS[0])[1]._pg_collection.expt_dp
+    )
     return group
 
 

@@ -1,0 +1,70 @@
+"""The parameters of experts, and the adapters (LoRA) around their grouped products.
+
+An expert may move to another rank, or have a replica there, so each of its parameters must travel with it or be the
+same on all ranks. Megatron-Bridge's default (`share_expert_adapters=True`) puts one adapter around a grouped product:
+`linear_fc1` then holds the product as `to_wrap` and the matrices as `adapter`. From Bridge 0.6 on, all ranks of an EP
+group have equal matrices and train them on the sum of their gradients. So there is one adapter for all experts of a
+layer, and it does not matter which rank computes a token of an expert: as a home, with a replica, or after a move.
+Nothing of the adapter travels.
+
+Bridge sums gradients in one of two ways (`peft/utils.py`):
+
+- 0.6: in a hook on each matrix, which gets no gradients that megatron's own products add to `main_grad`
+  (`gradient_accumulation_fusion`). The matrices of the ranks then drift apart, with and without relibra.
+- later: once per step, after DDP has reduced gradients. The hooks of before are there until the training loop says that
+  it sums so.
+"""
+
+import re
+from collections import Counter
+from typing import Any
+
+from torch import nn
+
+from relibra.agent.refusals import adapter_that_drifts, adapter_without_sum
+from relibra.agent.setting import Refusal
+
+_OF_ONE_EXPERT = re.compile(r"local_experts\.\d+\..+|linear_fc[12]\.(to_wrap\.)*(weight|bias)\d*")
+"""Names of parameters that belong to one expert. A single `weight` of all experts is refused by `GroupedExperts`."""
+_AROUND_PRODUCT = re.compile(r"linear_fc[12]\.")
+
+
+def product(experts: Any, name: str) -> tuple[str, Any]:
+    """Return the path and the module of a product of experts without its adapter; the module is None if there is none.
+
+    Args:
+        experts: a module of experts, or anything else that has products.
+        name: `linear_fc1` or `linear_fc2`.
+    """
+    path, found = name, getattr(experts, name, None)
+    while "to_wrap" in getattr(found, "_modules", {}):
+        path, found = f"{path}.to_wrap", found.to_wrap
+    return path, found
+
+
+def check_parameters(experts: nn.Module) -> None:
+    """Check that every parameter of an experts module belongs to one expert, or serves all experts of the layer alike.
+
+    Raises:
+        Unsupported: a parameter does neither; the message names it.
+    """
+    named = list(experts.named_parameters(remove_duplicate=False))
+    numbers = Counter(id(parameter) for _, parameter in named)
+    for name, parameter in named:
+        if not _OF_ONE_EXPERT.fullmatch(name) or numbers[id(parameter)] > 1:
+            refusal = _obstacle(name, parameter, experts.get_submodule(name.rpartition(".")[0]))
+            if refusal is not None:
+                raise refusal.error
+
+
+def _obstacle(name: str, parameter: nn.Parameter, owner: nn.Module) -> Refusal | None:
+    """Return why a parameter of `owner` does not serve all experts of a layer alike, or None if it does."""
+    what = f"the parameter {name} of the experts"
+    hooks = getattr(parameter, "_backward_hooks", None) or {}
+    has_old_hook = any(getattr(hook, "__name__", "") == "_allreduce_shared_expert_grad" for hook in hooks.values())
+    is_shared = has_old_hook or getattr(parameter, "expert_parallel_replicated", False)
+    if not (is_shared and _AROUND_PRODUCT.match(name)):
+        return adapter_without_sum(what)
+    has_hook = has_old_hook or hasattr(parameter, "_expert_parallel_grad_hook")
+    is_fused = bool(getattr(owner, "gradient_accumulation_fusion", False))
+    return adapter_that_drifts(what) if has_hook and is_fused else None
