@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from relibra.agent.needs import RAN
-from relibra.agent.refusals import shared_adapter
+from relibra.agent.refusals import adapter_that_drifts, adapter_without_sum
 from relibra.agent.setting import Part, Setting, State
 from relibra.agent.settings import SETTINGS
 
@@ -48,10 +48,11 @@ def _refused() -> str:
         for each in SETTINGS
         if each.part is part and each.state is not State.RUNS
     ]
-    adapter = shared_adapter("adapters on grouped experts")
-    rows.append(
-        f"| `{adapter.setting}` | {_cell(adapter.what)} | {_cell(adapter.alternative)} | {_cell(adapter.cost)} |"
-    )
+    adapters = "LoRA matrices of grouped experts"
+    rows += [
+        f"| `{refusal.setting}` | {_cell(refusal.what)} | {_cell(refusal.alternative)} | {_cell(refusal.cost)} |"
+        for refusal in (adapter_without_sum(adapters), adapter_that_drifts(adapters))
+    ]
     return "\n".join(["| setting | refused | use instead | which costs |", "|---|---|---|---|", *rows])
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from relibra.agent.adapters import check_parameters
 from relibra.agent.experts import Dispatched, Experts, experts_of
 from relibra.errors import Unsupported
 
@@ -103,17 +104,6 @@ def test_all_experts_in_one_tensor_are_refused() -> None:
     del experts.module.linear_fc2.weight1
     with pytest.raises(Unsupported, match="moe_single_grouped_weight=False"):
         experts_of(experts.module)
-
-
-def test_S9_a_parameter_of_several_experts_is_refused_by_name() -> None:
-    module = torch.nn.Module()
-    module.linear_fc1, module.linear_fc2 = Product(SIZE, 5), Product(5, SIZE)
-    check_parameters(module)
-    wrapped = torch.nn.Module()
-    wrapped.to_wrap, wrapped.adapter = module.linear_fc1, torch.nn.Linear(SIZE, 2, bias=False)
-    module.linear_fc1 = wrapped
-    with pytest.raises(Unsupported, match=r"linear_fc1\.adapter\.weight of the experts.*share_expert_adapters=True"):
-        check_parameters(module)
 
 
 def test_S9_adapters_pass_if_each_expert_has_its_own() -> None:

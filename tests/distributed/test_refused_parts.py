@@ -115,13 +115,13 @@ def test_S5_parts_that_the_agent_does_not_know_are_refused_with_the_alternative(
         (mock.patch.object(layer, "experts", legacy), "experts of type", "SequentialMLP or TEGroupedMLP"),
         (
             lambda stack: with_shared_adapter(layer, stack),
-            "local_experts.0.linear_fc1.adapter.linear_in.weight of the experts, which is not that of a single expert",
-            "share_expert_adapters=False",
+            "local_experts.0.linear_fc1.adapter.linear_in.weight of the experts, which not all experts of a layer",
+            "share_expert_adapters=True with Megatron-Bridge 0.6",
         ),
         (
             with_adapter_around_product(layer),
-            "linear_fc1.adapter.weight of the experts",
-            "share_expert_adapters=False",
+            "linear_fc1.adapter.weight of the experts, which not all experts of a layer",
+            "share_expert_adapters=True with Megatron-Bridge 0.6",
         ),
         (
             mock.patch.object(own_experts, "linear_fc1", rule, create=True),

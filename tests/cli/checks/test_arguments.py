@@ -57,27 +57,34 @@ def test_a_refused_argument_is_named_with_its_fix(more, fix, found):
     assert found(f"torchrun train.py {GOOD} \\\n {more}  # a comment") == [(CheckResult.FAILED, fix)]
 
 
-_ADAPTERS = (
-    "use target_modules without linear_fc1 and linear_fc2 of experts, or one adapter per expert with "
-    "share_expert_adapters=False and moe_grouped_gemm=False"
-)
+_ADAPTERS = {
+    CheckResult.FAILED: (
+        "use share_expert_adapters=True with Megatron-Bridge 0.6 or newer, moe_grouped_gemm=False, or target_modules "
+        "without linear_fc1 and linear_fc2 of experts"
+    ),
+    CheckResult.WARNING: (
+        "use Megatron-Bridge 0.6 or newer; with gradient_accumulation_fusion=True, one with "
+        "finalize_model_grads_with_expert_adapter_sync"
+    ),
+}
 
 
 @pytest.mark.parametrize(
-    ("more", "is_refused"),
+    ("more", "verdict"),
     [
-        ("peft.share_expert_adapters=true", True),
-        ("lora.rank=32 'lora.target_modules=[linear_qkv,linear_fc1]'", True),
-        ("lora.rank=32 lora.target_modules=all-linear", True),
-        ("lora.rank=32 'lora.target_modules=[linear_fc1]' lora.share_expert_adapters=false", True),
-        ("lora.rank=32 'lora.target_modules=[linear_fc1]' model.moe_grouped_gemm=false", False),
-        ("lora.rank=32 'lora.target_modules=[linear_qkv,linear_proj]'", False),
-        ("lora.rank=32 'lora.target_modules=[\"*.shared_experts.linear_fc1\"]'", False),
-        ("lora.rank=0 'lora.target_modules=[linear_fc1]'", False),
+        ("peft.share_expert_adapters=true", CheckResult.WARNING),
+        ("lora.rank=32 'lora.target_modules=[linear_qkv,linear_fc1]'", CheckResult.WARNING),
+        ("lora.rank=32 lora.target_modules=all-linear", CheckResult.WARNING),
+        ("lora.rank=32 'lora.target_modules=[linear_fc1]' lora.share_expert_adapters=false", CheckResult.FAILED),
+        ("lora.rank=32 lora.target_modules=all-linear lora.experts_shared_outer_loras=true", CheckResult.FAILED),
+        ("lora.rank=32 'lora.target_modules=[linear_fc1]' model.moe_grouped_gemm=false", None),
+        ("lora.rank=32 'lora.target_modules=[linear_qkv,linear_proj]'", None),
+        ("lora.rank=32 'lora.target_modules=[\"*.shared_experts.linear_fc1\"]'", None),
+        ("lora.rank=0 'lora.target_modules=[linear_fc1]'", None),
     ],
 )
-def test_S9_adapters_that_experts_share_are_refused(more, is_refused, found):
-    assert found(f"{GOOD} {more}") == ([(CheckResult.FAILED, _ADAPTERS)] if is_refused else [])
+def test_S9_adapters_that_not_all_experts_share_are_refused(more, verdict, found):
+    assert found(f"{GOOD} {more}") == ([(verdict, _ADAPTERS[verdict])] if verdict else [])
 
 
 def test_accepted_arguments_pass_as_words_and_as_yaml(found):

@@ -1,7 +1,7 @@
 """LoRA adapters in the shapes that Megatron-Bridge gives them (`peft/lora.py`, `peft/lora_layers.py`, `peft/utils.py`).
 
-The matrices around a grouped product are those of all experts of a layer: equal on all ranks of an EP group, and trained
-on the sum of their gradients. Bridge 0.6 sums in hooks. Later it marks the matrices, and sums once per step.
+The matrices around a grouped product are those of all experts of a layer: equal on all ranks of an EP group, and
+trained on the sum of their gradients. Bridge 0.6 sums in hooks. Later it marks the matrices, and sums once per step.
 """
 
 from typing import Any

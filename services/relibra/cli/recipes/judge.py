@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from relibra.agent.refusals import (
+    adapter_advice,
     adapter_refusals,
     check_version,
     config_refusals,
@@ -63,7 +64,7 @@ def judge(settings: Mapping[str, Any], *, megatron_core: str = "") -> Judgement:
     ]
     if config.use_torch_fsdp2:
         refusals.append(sharding("use_torch_fsdp2=True"))
-    warnings = saving_refusals(config)
+    warnings = [*saving_refusals(config), *adapter_advice(config)]
     if not config.moe_enable_routing_replay:
         warnings.append(
             Refusal(

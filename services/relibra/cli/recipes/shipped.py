@@ -9,7 +9,15 @@ import yaml
 
 from relibra.agent.settings import SETTINGS
 
-WRAPPER_OPTIONS = ("lora_rank", "rank", "dim", "target_modules", "share_expert_adapters", "use_torch_fsdp2")
+WRAPPER_OPTIONS = (
+    "lora_rank",
+    "rank",
+    "dim",
+    "target_modules",
+    "share_expert_adapters",
+    "experts_shared_outer_loras",
+    "use_torch_fsdp2",
+)
 """Options that the agent's table judges, and that no configuration of megatron-core has: of LoRA and of FSDP."""
 
 
