@@ -59,6 +59,7 @@ skyrl_under_ray = ranks_of("skyrl", module="under_ray")
 slime_under_ray = ranks_of("slime", "slime", module="under_ray")
 areal_engines = ranks_of("areal", main="AReaL")
 ms_swift_trainers = ranks_of("ms_swift", main="ms-swift")
+bridge_ranks = ranks_of("bridge")
 nemo_rl_workers = ranks_of("nemo_rl", "NeMo-RL", f"{frameworks.BRIDGE}/src", frameworks.MEGATRON)
 
 

@@ -64,6 +64,12 @@ NEMO_RL = (
     "a_worker_without_optimizer_gets_no_agent",
     "a_script_that_is_run_through_the_plug_in_starts_its_workers_in_the_environment_of_nemo_rls",
 )
+BRIDGE = (
+    "S5_one_adapter_of_all_experts_trains_as_under_bridge_alone",
+    "S5_the_comparison_sees_adapters_that_differ_between_ranks",
+    "S5_a_checkpoint_with_adapters_loads_without_relibra_after_reorders",
+    "S9_matrices_that_not_all_experts_share_are_refused",
+)
 
 
 @pytest.mark.parametrize("scenario", VERL)
@@ -89,6 +95,11 @@ def test_S5_L1_the_plug_in_of_ms_swift(ms_swift_trainers: FrameworkRun, scenario
 @pytest.mark.parametrize("scenario", NEMO_RL)
 def test_S5_S9_L1_the_plug_in_of_nemo_rl(nemo_rl_workers: FrameworkRun, scenario: str) -> None:
     nemo_rl_workers.check(scenario, NEMO_RL)
+
+
+@pytest.mark.parametrize("scenario", BRIDGE)
+def test_S5_S9_lora_of_megatron_bridge(bridge_ranks: FrameworkRun, scenario: str) -> None:
+    bridge_ranks.check(scenario, BRIDGE)
 
 
 def test_S9_the_log_of_verl_says_once_what_happened(verl_engines: FrameworkRun) -> None:

@@ -1,0 +1,1 @@
+"""Megatron-Bridge's own LoRA around grouped experts, on four gloo ranks."""
