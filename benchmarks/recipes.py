@@ -92,7 +92,8 @@ def fp8_of(row: Mapping[str, str]) -> dict[str, Any]:
 
 def judge_row(row: Mapping[str, str], *, with_core: bool = False) -> Judgement:
     """Return the judgement of a row, with the megatron-core that its framework pins or with any that was tested."""
-    return judge(settings_of(row), megatron_core=row["megatron_core"].split(" ")[0] if with_core else "")
+    core = row["megatron_core"].split(" ")[0] if with_core else ""
+    return judge(settings_of(row), megatron_core=core, framework=row["framework"])
 
 
 def share(rows: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
@@ -146,7 +147,10 @@ def _difference(row: Mapping[str, str], read: Mapping[str, Any]) -> tuple[str, d
         for name in told
         if name not in ("lora_rank", "target_modules") and _comparable(name, told) != _comparable(name, read)
     }
-    of_row, of_file = ({each.setting for each in one.refusals} for one in (judge_row(row), judge(dict(read))))
+    of_row, of_file = (
+        {each.setting for each in one.refusals}
+        for one in (judge_row(row), judge(dict(read), framework=row["framework"]))
+    )
     if of_row != of_file:
         return "verdict", {**differing, "refused for": {"row": sorted(of_row), "read": sorted(of_file)}}
     return ("settings" if differing else "same"), differing
@@ -166,7 +170,7 @@ def others(rows: Sequence[Mapping[str, str]], checkouts: Path) -> Iterator[dict[
                 continue
             size = settings.get("expert_model_parallel_size")
             if isinstance(size, int) and size > 1:
-                judgements.append(judge(settings))
+                judgements.append(judge(settings, framework=framework))
                 print(f"{judgements[-1].verdict}: {path}", *sorted(each.setting for each in judgements[-1].refusals))
         yield {"framework": framework, **_counted(judgements), "not_read": not_read}
 

@@ -19,6 +19,16 @@ def test_the_version_counts_if_it_is_known(version, is_taken):
     assert (judge(GOOD, megatron_core=version).verdict is Verdict.TAKEN) == is_taken
 
 
+@pytest.mark.parametrize(
+    ("framework", "is_taken"), [("", True), ("verl", True), ("miles", False), ("SkyRL", False), ("swift", False)]
+)
+def test_what_a_plug_in_refuses_counts_if_the_framework_is_known(framework, is_taken):
+    lora = GOOD | {"lora_rank": 8, "target_modules": ["linear_qkv"]}
+    judged = judge(lora, framework=framework)
+    assert [refusal.setting for refusal in judged.refusals] == ([] if is_taken else ["lora_rank"])
+    assert not judge(lora | {"lora_rank": 0}, framework=framework).refusals
+
+
 def test_experts_are_sharded_as_the_model_unless_the_recipe_says_otherwise():
     flex = GOOD | {"moe_token_dispatcher_type": "flex", "tensor_model_parallel_size": 2}
     assert [each.setting for each in judge(flex).refusals] == ["expert_tensor_parallel_size"]

@@ -37,7 +37,7 @@ def examine(path: Path | None, framework: Framework | None, given: list[str]) ->
 def judge_recipe(recipe: Recipe) -> list[Finding]:
     """Return the findings about a recipe: the verdict, settings to change, doubts, and the settings that run."""
     values = {name: given.value for name, given in recipe.settings.items()}
-    judgement = judge(values, megatron_core=recipe.megatron_core)
+    judgement = judge(values, megatron_core=recipe.megatron_core, framework=recipe.framework)
     data = framework_data(recipe.framework)
 
     def said(refusal: Refusal, text: str) -> str:

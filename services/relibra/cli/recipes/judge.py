@@ -20,6 +20,8 @@ from relibra.agent.setting import Refusal
 from relibra.errors import Unsupported
 
 _REPLAY = "moe_enable_routing_replay"
+_PLUG_INS_WITHOUT_LORA = {"miles", "skyrl", "areal", "swift", "ms-swift"}
+"""Frameworks whose plug-ins refuse all LoRA at start, in small letters."""
 
 
 class Verdict(StrEnum):
@@ -45,12 +47,13 @@ class Judgement:
         return Verdict.WARNED if self.warnings else Verdict.TAKEN
 
 
-def judge(settings: Mapping[str, Any], *, megatron_core: str = "") -> Judgement:
+def judge(settings: Mapping[str, Any], *, megatron_core: str = "", framework: str = "") -> Judgement:
     """Return the judgement of settings under the names of Megatron's configurations.
 
     Args:
         settings: the effective values; a missing one has Megatron's default.
         megatron_core: the version that will run; empty if it is not known.
+        framework: the name of the framework, whose plug-in may refuse more; empty for the agent alone.
     """
     config = Effective(settings)
     # By default Megatron shards experts in the same way as the rest of the model.
@@ -61,6 +64,7 @@ def judge(settings: Mapping[str, Any], *, megatron_core: str = "") -> Judgement:
         *optimizer_refusals(config),
         *ddp_refusals(config),
         *adapter_refusals(config),
+        *_of_plug_in(framework, config),
     ]
     if config.use_torch_fsdp2:
         refusals.append(sharding("use_torch_fsdp2=True"))
@@ -77,6 +81,12 @@ def judge(settings: Mapping[str, Any], *, megatron_core: str = "") -> Judgement:
     elif (obstacle := replay_obstacle(config)) is not None and not config.moe_router_fusion:
         refusals.append(obstacle)
     return Judgement(refusals=tuple(refusals), warnings=tuple(warnings))
+
+
+def _of_plug_in(framework: str, config: "Effective") -> list[Refusal]:
+    if framework.lower() not in _PLUG_INS_WITHOUT_LORA or not any((config.lora_rank, config.rank, config.dim)):
+        return []
+    return [Refusal(f"LoRA, which the plug-in of {framework} refuses", "no LoRA", "training all weights", "lora_rank")]
 
 
 def _version(version: str) -> list[Refusal]:
