@@ -7,7 +7,7 @@ import pytest
 from harness.doc_blocks import REPOSITORY
 
 FOLDER = REPOSITORY / "docs" / "integrations"
-PLUGINS = ["areal", "ms-swift", "nemo-rl", "skyrl", "slime", "verl"]
+PLUGINS = ["areal", "ms-swift", "nemo-rl", "roll", "skyrl", "slime", "verl"]
 ANSWERS = ["What is planned", "What is not planned", "When it does not balance"]
 TABLE = [
     [cell.strip() for cell in line.strip("|").split("|")]

@@ -61,6 +61,7 @@ areal_engines = ranks_of("areal", main="AReaL")
 ms_swift_trainers = ranks_of("ms_swift", main="ms-swift")
 bridge_ranks = ranks_of("bridge")
 nemo_rl_workers = ranks_of("nemo_rl", "NeMo-RL", f"{frameworks.BRIDGE}/src", frameworks.MEGATRON)
+roll_workers = ranks_of("roll", "ROLL", "ROLL/mcore_adapter/src")
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,9 @@ VERL = (
     "S5_a_job_that_replays_nothing_is_planned_from_history",
     "S5_training_is_that_of_verl_alone_when_verl_offloads_everything",
     "S5_old_log_probs_are_those_of_verl_alone_when_experts_move_between_local_steps",
-    "a_critic_and_a_reference_in_the_same_process_stay_as_they_are",
+    "S5_a_critic_and_a_reference_in_the_same_process_are_jobs_of_their_own",
+    "S5_a_planner_plans_critic_and_reference_from_history",
+    "a_critic_whose_process_knows_no_planner_stays_as_it_is",
     "S5_mbridge_exports_saves_and_loads_every_expert_under_its_name_after_reorders",
     "S5_a_planner_plans_every_pass_of_two_pipeline_stages",
     "S5_a_planner_plans_every_pass_with_tensor_parallelism",
@@ -70,6 +72,15 @@ BRIDGE = (
     "S5_a_checkpoint_with_adapters_loads_without_relibra_after_reorders",
     "S9_matrices_that_not_all_experts_share_are_refused",
 )
+ROLL = (
+    "the_framework_alone_trains",
+    "S5_a_job_that_replays_the_routing_of_its_rollout_is_planned_from_history",
+    "S5_a_job_that_replays_nothing_is_planned_from_history",
+    "S5_a_reference_is_a_job_of_its_own",
+    "no_expert_moves_on_several_machines",
+    "L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in",
+    "S9_a_strategy_that_is_not_megatrons_is_refused",
+)
 
 
 @pytest.mark.parametrize("scenario", VERL)
@@ -102,6 +113,11 @@ def test_S5_S9_lora_of_megatron_bridge(bridge_ranks: FrameworkRun, scenario: str
     bridge_ranks.check(scenario, BRIDGE)
 
 
+@pytest.mark.parametrize("scenario", ROLL)
+def test_S5_S9_L1_the_plug_in_of_roll(roll_workers: FrameworkRun, scenario: str) -> None:
+    roll_workers.check(scenario, ROLL)
+
+
 def test_S9_the_log_of_verl_says_once_what_happened(verl_engines: FrameworkRun) -> None:
     check_log(verl_engines)
     assert "relibra chooses the data-parallel ranks of sequences of job verl-packed" in verl_engines.log
@@ -126,6 +142,10 @@ def test_S9_the_log_of_nemo_rl_says_once_what_happened(nemo_rl_workers: Framewor
     check_log(nemo_rl_workers)
     assert nemo_rl_workers.log.count("relibra plans no pass of a policy worker without an optimizer") == 1
     assert "relibra plans no pass of the reference of job" in nemo_rl_workers.log
+
+
+def test_S9_the_log_of_roll_says_once_what_happened(roll_workers: FrameworkRun) -> None:
+    check_log(roll_workers)
 
 
 def check_log(run: FrameworkRun) -> None:

@@ -64,9 +64,13 @@ def test_L5_a_job_that_starts_again_after_an_actor_was_killed_is_planned_again(v
         assert not plans[0] & plans[1]
 
 
-def test_S9_the_log_of_ray_names_the_models_that_nobody_plans(verl_under_ray: Any) -> None:
+def test_S9_the_log_of_ray_names_the_job_and_its_model(verl_under_ray: Any) -> None:
     assert "relibra balances job Verl-under-Ray: 2 MoE layers of 8 experts" in verl_under_ray.log
-    assert "relibra plans no pass of the reference of job Verl-under-Ray" in verl_under_ray.log
+
+
+def test_the_workers_of_a_critic_get_the_plug_in_and_its_settings(verl_under_ray: Any) -> None:
+    for result in verl_under_ray.of("with_critic"):
+        assert result["job"] == "Verl-under-Ray-critic"
 
 
 def test_S9_the_driver_hears_why_a_job_is_refused(verl_under_ray: Any) -> None:

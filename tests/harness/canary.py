@@ -20,6 +20,7 @@ TESTS = {
     "AReaL": [_PLUGINS, "-k", "areal and main"],
     "ms-swift": [_PLUGINS, "-k", "ms_swift and main"],
     "NeMo-RL": [_PLUGINS, _SIGNATURES, "-k", "nemo_rl or NeMo-RL"],
+    "ROLL": [_PLUGINS, "-k", "of_roll"],
     "slime": ["tests/distributed/test_slime_plugin.py", _SIGNATURES, "-k", "slime and not miles"],
     "miles": ["tests/distributed/test_slime_plugin.py", _SIGNATURES, "-k", "miles"],
 }

@@ -15,6 +15,7 @@ CHECKOUTS = {
     "miles": ("https://github.com/radixark/miles", "31f1ca961a94cb860cec3b2dea34ec332bfa8f76"),
     "verl": ("https://github.com/verl-project/verl", "1dda039b9c6311889a9c9a26040677e1254814f9"),
     "NeMo-RL": ("https://github.com/NVIDIA-NeMo/RL", "7ea279abfbeb698b092856d0dab61e7cf39bc909"),
+    "ROLL": ("https://github.com/alibaba/ROLL", "8eb27cc2dc34c4d1310b169d9b86d339004d811a"),
     # What NeMo-RL pins, where it looks for it.
     BRIDGE: ("https://github.com/NVIDIA-NeMo/Megatron-Bridge", "8c46dc4259080c510b7455f43e836fdff222c5d3"),
     MEGATRON: ("https://github.com/NVIDIA/Megatron-LM", "14346b65a2d0790e451919858f7771078105c5f0"),

@@ -87,6 +87,7 @@ def note_outcomes(agent: Any) -> list[Result]:
         noted.append(
             {
                 "is_applied": outcome.applied is not None,
+                "is_kept": outcome.kept is not None,
                 "num_moved": outcome.num_moved_experts,
                 "num_replicas": outcome.num_replicas,
                 "reason": outcome.reason,

@@ -3,6 +3,7 @@ import pytest
 from relibra.environment import VARIABLES as KNOWN
 from relibra.errors import InvalidInput
 from relibra.plugins.settings import Mode, PluginSettings, packs
+from relibra.wire.job_id import check_job_id
 
 
 def test_only_the_planner_has_no_default() -> None:
@@ -99,3 +100,12 @@ def test_S9_pack_is_refused_where_a_framework_hands_over_no_choice() -> None:
     assert PluginSettings.read(configured, {}, default_job="verl").pack
     with pytest.raises(InvalidInput, match=r"relibra\.pack: expected false, because this framework hands over no"):
         PluginSettings.read(configured, {}, default_job="nemo-rl", may_pack=False)
+
+
+def test_a_model_beside_the_policy_is_a_job_of_its_own() -> None:
+    settings = PluginSettings.read({"planner": "planner:7420", "pack": True}, {}, default_job="a" * 64)
+    beside = settings.beside("critic")
+    assert beside.planner == settings.planner
+    assert not beside.pack
+    assert check_job_id(beside.job) != settings.job
+    assert PluginSettings(planner="planner:7420", job="rl").beside("critic").job == "rl-critic"

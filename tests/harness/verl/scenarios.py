@@ -6,7 +6,11 @@ from harness import tiny_qwen3_moe
 from harness.plugin_contract import AWAY, Contract, Plugin, Rank, check_equal, check_moved, check_planned, moving, named
 from harness.trained import ROUNDING, Trained, differing, relative
 from harness.verl import engines, training
-from harness.verl.colocated import a_critic_and_a_reference_in_the_same_process_stay_as_they_are
+from harness.verl.colocated import (
+    S5_a_critic_and_a_reference_in_the_same_process_are_jobs_of_their_own,
+    S5_a_planner_plans_critic_and_reference_from_history,
+    a_critic_whose_process_knows_no_planner_stays_as_it_is,
+)
 from harness.verl.decoupled import (
     S5_old_log_probs_are_those_of_verl_alone_when_experts_move_between_local_steps,
 )
@@ -118,6 +122,8 @@ SCENARIOS = named(
     CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
     S5_training_is_that_of_verl_alone_when_verl_offloads_everything,
     S5_old_log_probs_are_those_of_verl_alone_when_experts_move_between_local_steps,
-    a_critic_and_a_reference_in_the_same_process_stay_as_they_are,
+    S5_a_critic_and_a_reference_in_the_same_process_are_jobs_of_their_own,
+    S5_a_planner_plans_critic_and_reference_from_history,
+    a_critic_whose_process_knows_no_planner_stays_as_it_is,
     S5_mbridge_exports_saves_and_loads_every_expert_under_its_name_after_reorders,
 )

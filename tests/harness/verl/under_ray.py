@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from harness import doc_blocks, tiny_qwen3_moe
 from harness.trained import Result, note_outcomes
 from harness.verl import engines
+from harness.verl.groups import CriticTrainer, started_as
 from relibra.routing.sequence_name import name_sequence
 from relibra.wire.client import PlannerClient
 
@@ -54,6 +55,13 @@ def command_line(folder: Path, planner: str) -> list[str]:
         "actor_rollout_ref.actor.use_kl_loss=True",
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2",
         "actor_rollout_ref.rollout.name=vllm",
+        f"critic.model.path={folder / 'model'}",
+        "+critic.model.override_config.attn_implementation=eager",
+        "critic.megatron.expert_model_parallel_size=2",
+        "critic.megatron.expert_tensor_parallel_size=1",
+        "critic.optim.total_training_steps=10",
+        "critic.optim.lr_decay_steps=10",
+        "critic.ppo_micro_batch_size_per_gpu=2",
         "+ray_kwargs.ray_init.num_gpus=2",
         "ray_kwargs.ray_init.num_cpus=4",
         "+ray_kwargs.ray_init.include_dashboard=False",
@@ -72,7 +80,7 @@ class Jobs:
         OmegaConf.resolve(config)
         results: list[Result] = [{} for _ in range(engines.RANKS)]
         folder = Path(config.trainer.default_local_dir)
-        for job in (planned, streamed, packed, away):
+        for job in (planned, streamed, packed, with_critic, away):
             try:
                 found = job(config)
             except Exception:
@@ -167,6 +175,20 @@ def packed(config: DictConfig) -> list[Result]:
     return [{"orders": orders}] * engines.RANKS
 
 
+def with_critic(config: DictConfig) -> list[Result]:
+    """A critic without an actor in its processes, which get the configuration of the critic and no other."""
+    trainer = CriticTrainer(config)
+    with trainer.started() as group:
+        group.reset()
+        return [{"job": job} for job in everywhere(group, job_of_critic)]
+
+
+def job_of_critic(worker: Any) -> str:
+    """Return the job of the critic in a worker."""
+    job: str = worker.worker_dict["critic"].engine.passes.planned.settings.job
+    return job
+
+
 def away(config: DictConfig) -> list[Result]:
     """No setting names a planner, so the start fails; then the environment names one that is away."""
     del config.relibra
@@ -184,32 +206,20 @@ def away(config: DictConfig) -> list[Result]:
 
 @contextlib.contextmanager
 def started(config: DictConfig) -> Iterator[Any]:
-    """Start a group of workers as verl's trainers do; kill the workers afterwards."""
-    from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
-    from verl.single_controller.ray.base import create_colocated_worker_cls
+    """Start a group of the actor's workers as verl's trainers do; kill the workers afterwards."""
     from verl.trainer.ppo.utils import Role
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
     role = str(Role.Actor)
-    workers = RayClassWithInitArgs(
-        cls=ray.remote(ActorRolloutRefWorker),
+    with started_as(
+        role,
+        ActorRolloutRefWorker,
+        device_name=config.trainer.device,
         config=config.actor_rollout_ref,
         distillation_config=config.get("distillation"),
         role=role,
-    )
-    pool = RayResourcePool(process_on_nodes=[engines.RANKS], max_colocate_count=1)
-    group = RayWorkerGroup(
-        resource_pool=pool,
-        ray_cls_with_init=create_colocated_worker_cls({role: workers}),
-        device_name=config.trainer.device,
-    )
-    try:
-        yield group.spawn({role})[role]
-    finally:
-        for worker in group.workers:
-            ray.kill(worker)
-        for each in pool.pgs:
-            ray.util.remove_placement_group(each)
+    ) as group:
+        yield group
 
 
 def train(group: Any) -> Result:

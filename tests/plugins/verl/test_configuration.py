@@ -1,7 +1,13 @@
 from types import SimpleNamespace
 from typing import Any
 
-from relibra.plugins.verl.configuration import default_job, find_configuration, relibra_section, unplanned_models
+from relibra.plugins.verl.configuration import (
+    default_job,
+    find_configuration,
+    has_planner,
+    relibra_section,
+    unplanned_models,
+)
 
 
 class Part:
@@ -41,13 +47,15 @@ def test_without_a_configuration_there_are_no_settings() -> None:
     assert default_job({}) == "verl"
 
 
-def test_S9_the_models_beside_the_actor_are_those_that_verls_trainers_run() -> None:
-    actor = {"actor": {"use_kl_loss": False}}
-    grpo = {"critic": {"enable": None}, "algorithm": {"adv_estimator": "grpo"}, "actor_rollout_ref": actor}
-    assert unplanned_models({}) == unplanned_models(grpo) == []
-    assert unplanned_models(grpo | {"algorithm": {"adv_estimator": "gae"}}) == ["the critic"]
-    assert unplanned_models(grpo | {"critic": {"enable": True}}) == ["the critic"]
-    assert unplanned_models(grpo | {"actor_rollout_ref": {"actor": {"use_kl_loss": True}}}) == ["the reference"]
-    assert unplanned_models(grpo | {"algorithm": {"use_kl_in_reward": True}}) == ["the reference"]
+def test_S9_the_models_without_plans_are_those_in_rollout_servers() -> None:
+    actor = {"actor": {"use_kl_loss": True}}
+    ppo = {"critic": {"enable": True}, "algorithm": {"adv_estimator": "gae"}, "actor_rollout_ref": actor}
+    assert unplanned_models({}) == unplanned_models(ppo) == []
     others = {"reward": {"reward_model": {"enable": True}}, "distillation": {"enabled": True}}
-    assert unplanned_models(grpo | others) == ["the reward model", "the teacher"]
+    assert unplanned_models(ppo | others) == ["the reward model", "the teacher"]
+
+
+def test_a_planner_is_named_in_the_configuration_or_the_environment() -> None:
+    assert not has_planner({}, {})
+    assert has_planner({"relibra": {"planner": "planner:7420"}}, {})
+    assert has_planner({}, {"RELIBRA_PLANNER": "embedded"})

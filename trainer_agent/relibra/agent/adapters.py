@@ -37,7 +37,7 @@ def product(experts: Any, name: str) -> tuple[str, Any]:
         name: `linear_fc1` or `linear_fc2`.
     """
     path, found = name, getattr(experts, name, None)
-    while "to_wrap" in getattr(found, "_modules", {}):
+    while found is not None and "to_wrap" in getattr(found, "_modules", {}):
         path, found = f"{path}.to_wrap", found.to_wrap
     return path, found
 

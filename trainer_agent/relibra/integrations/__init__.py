@@ -1,9 +1,10 @@
 """The names that users write: in the configuration of an RL framework, or in a training loop of their own.
 
-    verl, slime, miles, skyrl, areal, ms_swift, nemo_rl    turn on the plug-in for a framework
-    observe                                                 counts what any model's routers choose, and changes nothing
-    export                                                  weights that leave under the names of logical experts
-    tracking, tracked_runs                                  a job's figures in its own run of W&B, MLflow or TensorBoard
+    verl, slime, miles, skyrl,
+    areal, ms_swift, nemo_rl, roll    turn on the plug-in for a framework
+    observe                           counts what any model's routers choose, and changes nothing
+    export                            weights that leave under the names of logical experts
+    tracking, tracked_runs            a job's figures in its own run of W&B, MLflow or TensorBoard
 
 A module imports its framework only when the framework calls it, or when nothing but the framework imports the module.
 """

@@ -18,6 +18,7 @@ Out:  the engine with an agent inside: it registers the job, runs its passes und
     areal             AReaL's Megatron engine of the actor
     ms_swift          ms-swift's Megatron trainer of GRPO
     nemo_rl           NeMo-RL's Megatron policy worker
+    roll              ROLL's Megatron strategies
     skyrl             SkyRL's Megatron policy worker
 
 Ray takes the methods of an actor's class when it loads the class, before a framework calls a plug-in there, and never

@@ -44,19 +44,22 @@ def attach_job(
     chunks: nn.Module | Sequence[nn.Module],
     optimizer: Any,
     *,
+    beside: str = "",
     unplanned: Sequence[str] = (),
     next_index: int = 0,
 ) -> BalancedPasses:
     """Collective over all ranks: attach an agent to the model of a job, and register the job; return its passes.
 
-    A job that is refused is not registered. A planner that is away is no error: the job trains without plans until the
-    planner is back. An embedded planner is started first.
+    A model beside the policy, as a critic, is a job of its own at the same planner. A job that is refused is not
+    registered. A planner that is away is no error: the job trains without plans until the planner is back. An embedded
+    planner is started first.
 
     Args:
         settings: the settings of the plug-in.
         layers: the layers of the model.
         chunks: the built model.
-        optimizer: its optimizer.
+        optimizer: its optimizer; None for a model that does not train.
+        beside: what the model is, such as "critic", if it is not the policy. Its job has this at the end of its name.
         unplanned: the other models of the job, such as "the critic", whose passes have no plan; the log names them.
         next_index: the number of the first pass.
 
@@ -70,6 +73,8 @@ def attach_job(
 
     assert settings.mode is Mode.BALANCE, "a job that observes has no agent"
     settings = embedded.resolve_planner(settings)
+    if beside:
+        settings = settings.beside(beside)
     cluster = cluster_of(
         gather_hosts(dist.get_process_group_ranks(parallel_state.get_expert_model_parallel_group())),
         num_ep_groups=parallel_state.get_expert_data_parallel_world_size(),
@@ -113,7 +118,8 @@ def attach_job(
     )
     planned.register()
     if dist.get_rank() == 0:
-        publish(RolloutJob(planner=settings.planner, job=settings.job, attempt=attempt, layers=layers))
+        if not beside:
+            publish(RolloutJob(planner=settings.planner, job=settings.job, attempt=attempt, layers=layers))
         log.warning(
             "relibra balances job %s: %d MoE layers of %d experts, EP groups: %d of %d nodes with %d ranks, %d "
             "redundant slots per rank (%s); the prices of its plans are %s; its planner is %s",

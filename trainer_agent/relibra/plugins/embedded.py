@@ -108,7 +108,7 @@ def start(job: str, *, is_local: bool) -> Access:
     ready = services.wait_until_ready(folder / "ready.json")
     # The address in the file is that on which the planner listens, which may be all interfaces.
     address, pages = (f"{name}:{ready[key].rpartition(':')[2]}" for key in ("planner", "status"))
-    access = Access(address=address, token=None if is_local else _token(job, ready["redis"]))
+    access = Access(address=address, token=None if is_local else _token(ready["redis"]))
     log.warning(
         "relibra started a planner for job %s at %s, which ends with this process; its pages: http://%s/, its Redis: "
         "%s, its log: %s%s",
@@ -120,7 +120,7 @@ def start(job: str, *, is_local: bool) -> Access:
         ""
         if is_local
         else "; it listens on all interfaces and serves callers with a token only, without encryption; `relibra tokens "
-        f"create --role viewer --job {job} --redis-url {ready['redis']}` prints one for the pages",
+        f"create --role viewer --all-jobs --redis-url {ready['redis']}` prints one for the pages",
     )
     return access
 
@@ -202,14 +202,14 @@ def addresses(master: str) -> tuple[str, str]:
     return ("::", f"[{name}]") if ":" in name else ("0.0.0.0", name)
 
 
-def _token(job: str, redis_url: str) -> str:
-    """Return a new token for the trainer ranks of a job.
+def _token(redis_url: str) -> str:
+    """Return a new token for the trainer ranks of a job, and of the jobs of its other models at the same planner.
 
     Raises:
         Unavailable: it could not be made.
     """
     made = subprocess.run(
-        [sys.executable, "-m", "relibra.cli", "tokens", "create", "--role", "trainer", "--job", job],
+        [sys.executable, "-m", "relibra.cli", "tokens", "create", "--role", "trainer", "--all-jobs"],
         env=os.environ | {"RELIBRA_REDIS_URL": redis_url},
         capture_output=True,
         text=True,
@@ -217,7 +217,7 @@ def _token(job: str, redis_url: str) -> str:
         check=False,
     )
     if made.returncode:
-        raise Unavailable(f"no token could be made for job {job}: {made.stderr.strip()[-_LOG_TAIL_CHARS:]}")
+        raise Unavailable(f"no token could be made: {made.stderr.strip()[-_LOG_TAIL_CHARS:]}")
     return made.stdout.strip()
 
 

@@ -1,7 +1,7 @@
 """The settings of a plug-in, from the framework's own configuration or from `RELIBRA_*` in the environment."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
 
@@ -124,6 +124,14 @@ class PluginSettings:
             guard=_flag("guard", values.get("guard", True)),
             mode=mode,
         )
+
+    def beside(self, model: str) -> Self:
+        """Return the settings of a model beside the policy, which is a job of its own.
+
+        Args:
+            model: what the model is, such as "critic".
+        """
+        return replace(self, job=nearest_job_id(f"{self.job}-{model}"), pack=False)
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables that say the same."""

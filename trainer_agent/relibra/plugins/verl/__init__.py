@@ -1,14 +1,16 @@
 """The plug-in for verl: `actor_rollout_ref.model.external_lib=relibra.integrations.verl`.
 
-No file of verl changes. verl's registry hands out the engine of this plug-in. `TrainingWorker.__init__` is wrapped
-until it has run once, and `_balance_batch` of verl's trainers is wrapped in the driver. `prepare_micro_batches` is
+No file of verl changes. verl's registry hands out the engines of this plug-in. `TrainingWorker.__init__` is wrapped
+until it has run once. In the driver, `_balance_batch` of verl's trainers is wrapped, and verl's `TrainingWorkerConfig`
+takes the settings along to the workers of the critic. `prepare_micro_batches` is
 wrapped during a pass, and the two functions that copy weights to the host and back are wrapped for good. In every
 engine, the two methods are wrapped with which its checkpoint manager writes and loads through a bridge.
 
-    registration    registers the engine, in the processes that have verl's engines
+    registration    registers the engines, in the processes that have verl's engines
     configuration   the section `relibra` of verl's configuration
     points          the attributes of verl that the plug-in relies on, checked at start
-    engine          verl's Megatron engine with an agent inside
+    sent            brings the plug-in and its settings to the workers of the critic
+    engine          verl's Megatron engines with an agent inside
     host_copies     copies of the weights that verl's decoupled trainers write back by place
     driver          lets relibra deal the batches of a job, in the process of verl's trainers
     dealer          deals a batch as the planner advises

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-from relibra.plugins.settings import job_name
+from relibra.plugins.settings import VARIABLES, job_name
 
 
 def find_configuration() -> Mapping[str, Any]:
@@ -30,15 +30,14 @@ def relibra_section(configuration: Mapping[str, Any]) -> Mapping[str, Any]:
     return {} if section is None else {str(name): section[name] for name in section}
 
 
+def has_planner(configuration: Mapping[str, Any], environment: Mapping[str, str]) -> bool:
+    """Return whether the configuration or the environment names a planner."""
+    return bool(relibra_section(configuration).get("planner") or environment.get(VARIABLES["planner"]))
+
+
 def unplanned_models(configuration: Mapping[str, Any]) -> list[str]:
-    """Return the models beside the actor that the job runs, as verl's trainers decide it."""
-    has_critic = _get(configuration, "critic.enable")
-    if has_critic is None:
-        has_critic = _get(configuration, "algorithm.adv_estimator") == "gae"
+    """Return the models that the job runs where there is no engine of verl: in rollout servers."""
     uses = {
-        "the critic": has_critic,
-        "the reference": _get(configuration, "actor_rollout_ref.actor.use_kl_loss")
-        or _get(configuration, "algorithm.use_kl_in_reward"),
         "the reward model": _get(configuration, "reward.reward_model.enable"),
         "the teacher": _get(configuration, "distillation.enabled"),
     }

@@ -1,5 +1,6 @@
-"""verl's Megatron engine with an agent inside: every pass of the actor runs under a plan."""
+"""verl's Megatron engines with an agent inside: every pass of actor, critic and reference runs under a plan."""
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,18 +13,32 @@ from relibra.plugins.attached_job import attach_job
 from relibra.plugins.balanced_passes import BalancedPasses, replaced
 from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.settings import Mode, PluginSettings
+from relibra.plugins.verl import sent
 from relibra.plugins.verl.batch import rank_batch
-from relibra.plugins.verl.configuration import default_job, find_configuration, relibra_section, unplanned_models
+from relibra.plugins.verl.configuration import (
+    default_job,
+    find_configuration,
+    has_planner,
+    relibra_section,
+    unplanned_models,
+)
 from relibra.plugins.verl.host_copies import HostCopies
 from relibra.plugins.verl.trained_job import TrainingProcess
 from relibra.routing import read_model_config
 
+log = logging.getLogger(__name__)
 
-def balanced(engine: type[Any]) -> type[Any]:
-    """Return a subclass of verl's `MegatronEngineWithLMHead` that balances the actor.
 
-    Each call of `forward_backward_batch` is a step at the planner. Engines without an optimizer, as that of the
-    reference, are left as they are.
+def balanced(engine: type[Any], beside: str = "") -> type[Any]:
+    """Return a subclass of a Megatron engine of verl that balances its model.
+
+    Each call of `forward_backward_batch` is a step at the planner. The actor is the job. Each other model is a job of
+    its own, planned from history. An engine without an optimizer is that of the reference, and its steps end with
+    their passes.
+
+    Args:
+        engine: `MegatronEngineWithLMHead` or `MegatronEngineWithValueHead`.
+        beside: what the model is if it is not the actor, such as "critic".
     """
     from verl.workers.engine.megatron import transformer_impl
 
@@ -31,7 +46,9 @@ def balanced(engine: type[Any]) -> type[Any]:
         """verl's engine; its own methods run unchanged, between the calls that drive the agent."""
 
         passes = BalancedPasses()
-        """The passes of this engine; its agent balances them if the engine trains."""
+        """The passes of this engine, with an agent once the model is built."""
+        _process: TrainingProcess | None = None
+        """What the driver asks, of the actor alone."""
 
         def initialize(self, *args: Any, **kwargs: Any) -> None:
             """Build the model as verl does, and attach an agent to it.
@@ -42,17 +59,25 @@ def balanced(engine: type[Any]) -> type[Any]:
             """
             # verl builds the model anew, so the old one is given up as it is. The job goes on, and its passes count on.
             self.passes.close()
-            if self.engine_config.forward_only:
+            forward_only = self.engine_config.forward_only
+            model = "reference" if forward_only else beside
+            configuration = find_configuration() or sent.received
+            if model and not has_planner(configuration, os.environ):
+                log.warning(
+                    "relibra leaves the %s as it is, because neither verl's configuration, which verl does not hand to "
+                    "this process, nor RELIBRA_PLANNER in its environment names a planner",
+                    model,
+                )
                 super().initialize(*args, **kwargs)
                 return
-            configuration = find_configuration()
             settings = PluginSettings.read(
                 relibra_section(configuration), os.environ, default_job=default_job(configuration)
             )
             super().initialize(*args, **kwargs)
             if settings.mode is Mode.OBSERVE:
-                layers = read_model_config(self.model_config.local_path)
-                self.observer = observe_megatron(settings, layers, self.module, self.optimizer)
+                if not model:
+                    layers = read_model_config(self.model_config.local_path)
+                    self.observer = observe_megatron(settings, layers, self.module, self.optimizer)
                 return
             check_settings(self.engine_config)
             with self._on_device():
@@ -61,12 +86,14 @@ def balanced(engine: type[Any]) -> type[Any]:
                     read_model_config(self.model_config.local_path),
                     self.module,
                     self.optimizer,
-                    unplanned=unplanned_models(configuration),
+                    beside=model,
+                    unplanned=() if model else unplanned_models(configuration),
                     next_index=self.passes.next_index,
                 )
-            self._process = TrainingProcess(settings, self.passes)
+            if not model:
+                self._process = TrainingProcess(settings, self.passes)
             self._host_copies = HostCopies(self.passes, self.module, partial(self._on_device, weights_alone=True))
-            if self.passes.mover is not None:
+            if self.passes.mover is not None and not forward_only:
                 self._checkpoint_by_expert()
 
         def forward_backward_batch(
@@ -77,7 +104,10 @@ def balanced(engine: type[Any]) -> type[Any]:
                 return super().forward_backward_batch(data, loss_function, forward_only, *args, **kwargs)
             self.passes.pause()
             with self._seeing_micro_batches(lambda *of_pass: self._begin(*of_pass, forward_only=forward_only)):
-                return super().forward_backward_batch(data, loss_function, forward_only, *args, **kwargs)
+                output = super().forward_backward_batch(data, loss_function, forward_only, *args, **kwargs)
+            if self.optimizer is None:
+                self.passes.end()
+            return output
 
         def forward_step(self, batch_iter: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
             """Run one micro-batch as verl does, and tell the agent which one it is."""
@@ -161,7 +191,7 @@ def balanced(engine: type[Any]) -> type[Any]:
                 passes.begin_in_place()
                 return
             replays = transformer_impl.tu.get_non_tensor_data(data, key="enable_routing_replay", default=False)
-            if not replays or "routed_experts" not in data.keys():  # noqa: SIM118 (a TensorDict refuses `in`)
+            if self._process is None or not replays or "routed_experts" not in data.keys():  # noqa: SIM118 (a TensorDict refuses `in`)
                 passes.begin(phase)
                 return
             self._process.note_pass()

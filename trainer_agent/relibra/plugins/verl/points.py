@@ -20,6 +20,12 @@ ENGINE: Points = {
         "logits_processor_func",
         "postprocess_micro_batch_func",
     ),
+    "MegatronEngineWithValueHead.forward_step": (
+        "batch_iter",
+        "model",
+        "logits_processor_func",
+        "postprocess_micro_batch_func",
+    ),
     "MegatronEngineWithLMHead.optimizer_step": (),
     "MegatronEngineWithLMHead.to": ("device", "model", "optimizer", "grad"),
     "MegatronEngineWithLMHead.get_per_tensor_param": (),

@@ -1,4 +1,4 @@
-"""`install`: have verl's registry of engines hand out the engine with an agent inside."""
+"""`install`: have verl's registry of engines hand out the engines with an agent inside."""
 
 import functools
 import logging
@@ -10,6 +10,7 @@ from relibra.plugins.points import Points, check_points
 from relibra.plugins.verl import points
 from relibra.plugins.verl.driver import install_in_driver
 from relibra.plugins.verl.rollout import install_in_rollout
+from relibra.plugins.verl.sent import install_in_sender
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +18,7 @@ _is_installed = False
 
 
 def install() -> None:
-    """Register the engine of this plug-in for verl's language models on Megatron. A second call does nothing.
+    """Register the engines of this plug-in for verl's models on Megatron. A second call does nothing.
 
     verl imports `external_lib` in processes of rollout servers and of the driver too, which load no engines. There this
     call loads none either: the engine is registered when verl first builds a worker with an engine. In the driver, the
@@ -33,6 +34,7 @@ def install() -> None:
     _is_installed = True
     install_in_driver()
     install_in_rollout()
+    install_in_sender()
     workers = sys.modules.get("verl.workers.engine_workers")
     if "verl.workers.engine" in sys.modules or workers is None:
         if "verl.workers.engine" in sys.modules:
@@ -51,7 +53,7 @@ def install() -> None:
 
 @functools.cache
 def register() -> None:
-    """Register the engine under the vendor of this machine's devices, which verl looks up before its own engine.
+    """Register the engines under the vendor of this machine's devices, which verl looks up before its own engines.
 
     Raises:
         Unsupported: this version of verl lacks something that the plug-in relies on, or another plug-in has registered
@@ -76,15 +78,18 @@ def register() -> None:
 
     registry = engine.EngineRegistry
     device, vendor = get_device_name(), get_vendor()
-    taken = registry._engines.get("language_model", {}).get("megatron", {}).get((device, vendor))
-    if taken is not None:
-        raise Unsupported(
-            f"{taken.__module__}.{taken.__qualname__} is registered already as verl's Megatron engine for {device} of "
-            f"{vendor}; remove that plug-in or relibra's from external_lib"
-        )
-    registry.register(model_type="language_model", backend="megatron", device=device, vendor=vendor)(
-        balanced(transformer_impl.MegatronEngineWithLMHead)
+    kinds = (
+        ("language_model", transformer_impl.MegatronEngineWithLMHead, ""),
+        ("value_model", transformer_impl.MegatronEngineWithValueHead, "critic"),
     )
+    for kind, own, beside in kinds:
+        taken = registry._engines.get(kind, {}).get("megatron", {}).get((device, vendor))
+        if taken is not None:
+            raise Unsupported(
+                f"{taken.__module__}.{taken.__qualname__} is registered already as verl's Megatron engine for {device} "
+                f"of {vendor}; remove that plug-in or relibra's from external_lib"
+            )
+        registry.register(model_type=kind, backend="megatron", device=device, vendor=vendor)(balanced(own, beside))
     host_copies.install(megatron_utils)
 
 

@@ -1,0 +1,144 @@
+"""Scenarios on two ranks: ROLL's workers alone, and with the plug-in on the same batches."""
+
+import itertools
+import socket
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from megatron.core.transformer.moe.router_replay import RouterReplay
+from roll.distributed.strategy import megatron_strategy
+from roll.pipeline.rlvr import actor_worker
+
+from harness import tiny_qwen3_moe
+from harness.plugin_contract import (
+    AWAY,
+    Contract,
+    Plugin,
+    Rank,
+    check_equal,
+    named,
+    noted_outcomes,
+    refused,
+)
+from harness.roll import workers
+from harness.trained import Trained, note_outcomes
+from relibra.errors import Unsupported
+from relibra.integrations import roll as plugin
+
+NUM_UPDATES = 3
+OWN = megatron_strategy.MegatronTrainStrategy, megatron_strategy.MegatronInferStrategy
+"""ROLL's own strategies."""
+_numbers = itertools.count()
+
+
+def prepare(folder: Path) -> None:
+    """Write what all scenarios share, before the ranks start."""
+    tiny_qwen3_moe.save_with_tokenizer(folder / "model")
+
+
+def build(
+    at: Rank, *, balanced: bool, cluster: str = "actor_train", strategy: str = "megatron_train", mode: str = "R3"
+) -> Any:
+    """Build a worker; a process of ROLL has one with the plug-in or one without."""
+    megatron_strategy.MegatronTrainStrategy, megatron_strategy.MegatronInferStrategy = OWN
+    # Each model has a process of its own in ROLL, which replays the routing of the first routers of a process.
+    RouterReplay.clear_global_router_replay_instances()
+    worker = plugin.RLVRWorker if balanced else actor_worker.ActorWorker
+    built = workers.build(worker, at.folder / "model", at.number, cluster=cluster, strategy=strategy, mode=mode)
+    built.at, built.passes = at, getattr(built.strategy, "passes", None)
+    return built
+
+
+def exported(worker: Any) -> Any:
+    """Return the weights of the whole model."""
+    return workers.exported(worker, worker.at.folder / f"exported {next(_numbers)}")
+
+
+def train(at: Rank, worker: Any, *, has_routes: bool = True) -> Trained:
+    """Run steps: log-probabilities, an update, and an export, with all of ROLL's offloads in between."""
+    trained = Trained()
+    for step in range(NUM_UPDATES):
+        trained.outputs.append(workers.log_probs(worker, workers.batch(at.number, step, has_routes=has_routes)))
+        trained.numbers.append(workers.update(worker, workers.batch(at.number, step, has_routes=has_routes)))
+        trained.exports.append(exported(worker))
+    return trained
+
+
+def _close(worker: Any) -> None:
+    worker.strategy.load_states()
+    worker.passes.close()
+
+
+CONTRACT = Contract(
+    Plugin(
+        environment=workers.environment,
+        build=build,
+        train=train,
+        exported=exported,
+        stores_by_expert=lambda worker: worker.passes.mover is not None,
+        num_passes=2 * NUM_UPDATES,
+        close=_close,
+    )
+)
+
+
+def S5_a_job_that_replays_the_routing_of_its_rollout_is_planned_from_history(at: Rank) -> None:
+    """ROLL replays it; plans do not need it."""
+    CONTRACT.check_planned_from_history(at, "roll-replayed")
+
+
+def S5_a_job_that_replays_nothing_is_planned_from_history(at: Rank) -> None:
+    """So is one without replay."""
+    CONTRACT.check_planned_from_history(at, "roll-plain", of_build={"mode": "disable"}, has_routes=False)
+
+
+def S5_a_reference_is_a_job_of_its_own(at: Rank) -> None:
+    """Its log-probabilities are those of ROLL alone, and its passes have plans from the third on."""
+    of_reference = {"cluster": "reference", "strategy": "megatron_infer", "mode": "disable"}
+
+    def run(worker: Any) -> Trained:
+        trained = Trained()
+        for step in range(NUM_UPDATES):
+            trained.outputs.append(workers.log_probs(worker, workers.batch(at.number, step, has_routes=False)))
+        trained.exports.append(exported(worker))
+        return trained
+
+    alone = run(build(at, balanced=False, **of_reference))
+    workers.environment(at.planner, "roll")
+    with noted_outcomes(awaits_history=True):
+        worker = build(at, balanced=True, **of_reference)
+        noted = note_outcomes(worker.passes.agent)
+        check_equal(run(worker), alone)
+    assert worker.passes.planned.settings.job == "roll-reference"
+    assert len(noted) == NUM_UPDATES
+    assert noted[-1]["is_applied"], noted
+    assert noted[-1]["num_replicas"], noted
+    _close(worker)
+
+
+def no_expert_moves_on_several_machines(at: Rank) -> None:
+    """All that reads weights by place is ROLL's own there, too."""
+    workers.environment(AWAY, "spread")
+    with mock.patch.object(socket, "gethostname", return_value=f"node-{at.number}"):
+        worker = build(at, balanced=True)
+    assert worker.passes.planned.cluster.num_nodes == workers.RANKS
+    assert worker.passes.agent.homes_stay
+    _close(worker)
+
+
+def S9_a_strategy_that_is_not_megatrons_is_refused(at: Rank) -> None:
+    """It is named."""
+    with refused(Unsupported, "cluster actor_train has fsdp2_train"):
+        build(at, balanced=True, strategy="fsdp2_train")
+
+
+SCENARIOS = named(
+    CONTRACT.the_framework_alone_trains,
+    S5_a_job_that_replays_the_routing_of_its_rollout_is_planned_from_history,
+    S5_a_job_that_replays_nothing_is_planned_from_history,
+    S5_a_reference_is_a_job_of_its_own,
+    no_expert_moves_on_several_machines,
+    CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
+    S9_a_strategy_that_is_not_megatrons_is_refused,
+)

@@ -1,0 +1,158 @@
+"""ROLL's workers for a tiny Qwen3-MoE, and batches as its pipelines hand them over.
+
+B samples, S places, L layers, K top-k.
+"""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from roll.configs import ModelArguments
+from roll.configs.training_args import TrainingArguments
+from roll.configs.worker_config import RouterReplayConfig, StrategyArguments, WorkerConfig
+from roll.distributed.executor.worker import RankInfo
+from roll.distributed.scheduler.protocol import DataProto
+
+from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
+from harness.trained import ADAM_EPS
+
+NUM_SAMPLES, SEQUENCE, PROMPT = 4, 16, 5
+RANKS = 2
+
+
+def build(worker: type[Any], model: Path, rank: int, *, cluster: str, strategy: str, mode: str = "R3") -> Any:
+    """Build a worker of a cluster as ROLL does under Ray, and initialize it.
+
+    Args:
+        worker: the class of the worker.
+        model: the folder of the model, as Hugging Face writes it.
+        rank: the rank of the worker in its cluster.
+        cluster: the name of the cluster.
+        strategy: `megatron_train` or `megatron_infer`.
+        mode: ROLL's mode of routing replay.
+    """
+    built = worker.__new__(worker)
+    built.worker_config = WorkerConfig(
+        name=cluster,
+        model_args=ModelArguments(model_name_or_path=str(model), dtype="fp32"),
+        training_args=TrainingArguments(
+            learning_rate=1e-3,
+            per_device_train_batch_size=2,
+            gradient_accumulation_steps=NUM_SAMPLES // 2,
+            max_steps=100,
+            output_dir=str(model.parent / "output"),
+        ),
+        strategy_args=StrategyArguments(
+            strategy_name=strategy,
+            strategy_config={
+                "bias_activation_fusion": False,
+                "adam_epsilon": ADAM_EPS,
+                "expert_model_parallel_size": RANKS,
+                "expert_tensor_parallel_size": 1,
+                "use_distributed_optimizer": True,
+                "transformer_impl": "local",
+                "moe_token_dispatcher_type": "alltoall",
+                "moe_grouped_gemm": False,
+            },
+        ),
+        router_replay=RouterReplayConfig(mode=mode),
+        infer_batch_size=2,
+    )
+    built.rank, built.cluster_name, built.worker_name = rank, cluster, f"{cluster}-{rank}"
+    built.rank_info = RankInfo(world_size=RANKS, rank=rank, dp_rank=rank, dp_size=RANKS)
+    built._logger, built._logprobs_cache = None, {}
+    built.loss_func = lambda data, logits: loss(built, data, logits)
+    seed()
+    built.initialize(
+        SimpleNamespace(
+            exp_name="roll",
+            max_grad_norm=1.0,
+            sequence_length=SEQUENCE,
+            resume_from_checkpoint=False,
+            ppo_epochs=1,
+            seed=7,
+        )
+    )
+    return built
+
+
+def seed() -> None:
+    """Set all generators of this process to the same state."""
+    torch.manual_seed(7)
+
+
+def batch(rank: int, step: int, *, has_routes: bool = True) -> Any:
+    """Return the data of `train_step` and `compute_log_probs`, padded on the right.
+
+    Args:
+        rank: the data-parallel rank.
+        step: numbers the batches.
+        has_routes: whether the batch has the routes of a rollout.
+    """
+    rng = np.random.default_rng(100 * step + rank)
+    skew = np.array([8, 4, 2, 1, 1, 1, 1, 1.0])
+    length_B = rng.integers(PROMPT + 2, SEQUENCE + 1, NUM_SAMPLES)
+    places_S = np.arange(SEQUENCE)
+    attention_BS = (places_S < length_B[:, None]).astype(np.int64)
+    tensors = {
+        "input_ids": rng.integers(1, 99, (NUM_SAMPLES, SEQUENCE)) * attention_BS,
+        "attention_mask": attention_BS,
+        "response_mask": attention_BS * (places_S >= PROMPT),
+        "position_ids": np.broadcast_to(places_S, (NUM_SAMPLES, SEQUENCE)).copy(),
+    }
+    if has_routes:
+        routes = [
+            rng.choice(NUM_EXPERTS, TOP_K, replace=False, p=skew / skew.sum())
+            for _ in range(NUM_SAMPLES * SEQUENCE * NUM_LAYERS)
+        ]
+        tensors["routed_experts"] = np.reshape(routes, (NUM_SAMPLES, SEQUENCE, NUM_LAYERS, TOP_K))
+    return DataProto.from_dict(
+        tensors={name: torch.from_numpy(each) for name, each in tensors.items()},
+        meta_info={"global_step": step, "loss_mask_keys": ["response_mask"], "_broadcast_non_tensor_batch": False},
+    )
+
+
+def loss(worker: Any, data: Any, logits: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
+    """Return minus the sum of the log-probabilities of responses."""
+    log_probs = worker.strategy.op_compute_log_probs(
+        logits=logits, input_ids=data.batch["input_ids"], attention_mask=data.batch["response_mask"]
+    )
+    value = -log_probs.float().sum() / 100
+    return value, {"loss": float(value.detach())}
+
+
+def log_probs(worker: Any, data: Any) -> torch.Tensor:
+    """Run a pass over log-probabilities."""
+    values: torch.Tensor = worker.compute_log_probs(data).batch["log_probs"]
+    return values
+
+
+def update(worker: Any, data: Any) -> tuple[float, float]:
+    """Run one update; return the loss and the norm of its gradients."""
+    metrics = worker.train_step(data).meta_info["metrics"]
+    losses, norms = np.ravel(metrics["loss"]), np.ravel(metrics[f"{worker.worker_config.name}/grad_norm"])
+    return float(losses.sum()), float(norms[0])
+
+
+def exported(worker: Any, folder: Path) -> dict[str, torch.Tensor]:
+    """Return the weights of the whole model as ROLL stores them for Hugging Face."""
+    import torch.distributed as dist
+    from safetensors.torch import load_file
+
+    worker.strategy.load_states()
+    worker.strategy.model.save_pretrained_as_hf(str(folder))
+    dist.barrier()
+    weights: dict[str, torch.Tensor] = {}
+    for file in folder.glob("*.safetensors"):
+        weights |= load_file(file)
+    worker.strategy.offload_states()
+    dist.barrier()
+    return weights
+
+
+def environment(planner: str, job: str) -> None:
+    """Set what a user sets in `system_envs`."""
+    os.environ.update(RELIBRA_PLANNER=planner, RELIBRA_JOB=job)

@@ -1,0 +1,48 @@
+"""ROLL's workers, in whose processes the strategies of this plug-in are in place.
+
+ROLL imports `worker_cls` in the driver too, so nothing here imports megatron-core before a worker builds its model.
+"""
+
+from typing import Any
+
+from roll.distributed.executor.worker import Worker
+from roll.distributed.scheduler.decorator import Dispatch, register
+from roll.pipeline import base_worker
+from roll.pipeline.agentic import agentic_actor_worker
+from roll.pipeline.rlvr import actor_worker
+
+from relibra.errors import Unsupported
+from relibra.plugins.roll.strategy import install
+
+_STRATEGIES = ("megatron_train", "megatron_infer")
+
+
+class _Balancing(Worker):  # type: ignore[misc]
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def initialize(self, pipeline_config: Any) -> None:
+        """Build the model as ROLL does, with a strategy that balances it.
+
+        Raises:
+            InvalidInput: a setting is missing or wrong.
+            Unsupported: the strategy is not one of megatron-core, or the agent cannot execute the model or a setting.
+        """
+        name = self.worker_config.strategy_args.strategy_name
+        if name not in _STRATEGIES:
+            raise Unsupported(
+                f"expected strategy_name to be one of {', '.join(_STRATEGIES)}, because relibra balances no other; "
+                f"cluster {self.cluster_name} has {name}: leave out its worker_cls"
+            )
+        install()
+        super().initialize(pipeline_config)
+
+
+class RLVRWorker(_Balancing, actor_worker.ActorWorker):  # type: ignore[misc]
+    """The worker of `actor_train` and `reference` in ROLL's pipeline for RLVR."""
+
+
+class AgenticWorker(_Balancing, agentic_actor_worker.ActorWorker):  # type: ignore[misc]
+    """The worker of `actor_train` in ROLL's agentic pipeline."""
+
+
+class ReferenceWorker(_Balancing, base_worker.ActorWorker):  # type: ignore[misc]
+    """The worker of `reference` in ROLL's agentic pipeline."""
