@@ -36,7 +36,8 @@ def product(experts: Any, name: str) -> tuple[str, Any]:
         experts: a module of experts, or anything else that has products.
         name: `linear_fc1` or `linear_fc2`.
     """
-    path, found = name, getattr(experts, name, None)
+    path: str = name
+    found: Any = getattr(experts, name, None)
     while "to_wrap" in getattr(found, "_modules", {}):
         path, found = f"{path}.to_wrap", found.to_wrap
     return path, found

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from relibra.agent.cells.token_split import GatheredAhead
 
-
 _MAP_BYTES = 1 << 26
 """The most memory of routing maps that are counted together."""
 
@@ -38,7 +37,7 @@ def count_ahead(expert_CTK: Sequence[Tensor | None], num_experts: int, device: t
     num_tokens = len(told[0])
     at_once = max(1, _MAP_BYTES // max(1, num_tokens * num_experts))
     counts = []
-    for part_CTK in torch.stack(told).to(device, non_blocking=True).split(at_once):
+    for part_CTK in torch.split(torch.stack(told).to(device, non_blocking=True), at_once):
         map_CTE = torch.zeros(len(part_CTK), num_tokens, num_experts, dtype=torch.bool, device=device)
         map_CTE.scatter_(2, part_CTK.long().clamp_(min=0), True)
         counts.append(map_CTE.sum(dim=1, dtype=torch.int32))
