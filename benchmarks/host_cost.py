@@ -14,6 +14,7 @@ that of the processor, and the tenth percentile of all turns, because other work
   whose home this rank is. Gradients return.
 - *First time*: the cell has not run before in this step, so what follows from the plan alone is found on the way. The
   other cells ran before, as in an earlier phase of the step or in the forward before a recomputation.
+- *Counts ahead*: a replay tells the routing, so that counts are gathered once for all cells.
 - *Symmetric memory*: that transport queues its copies and signals on a device that does nothing.
 
 How fast a core is, a small operation says (`torch.empty(1).add_(1)`), whose time the title of the table has.
@@ -25,6 +26,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -37,14 +39,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.host_stand_ins import NUM_RANKS, NoDevice, NoKernels, Nowhere, TinyExperts
 from benchmarks.results import show, write
 from relibra.agent.cells.arrivals import NUM_PARTS, Arrivals
-from relibra.agent.cells.cells import SlotTable, StepCells
+from relibra.agent.cells.cells import StepCells
+from relibra.agent.cells.counts_ahead import CountsAhead
 from relibra.agent.cells.fetch import Fetcher
 from relibra.agent.cells.gradient_return import ARRIVING_BYTES, GradientReturns
 from relibra.agent.cells.layer import LayerExecution
 from relibra.agent.cells.micro_batch import MicroBatch, RealisedLoad, running
 from relibra.agent.cells.replay import MicroBatchReplay
 from relibra.agent.cells.slots import Slots
-from relibra.agent.cells.token_split import TokenSplit, split
+from relibra.agent.cells.token_split import TokenSplit
 from relibra.agent.cells.visit import ReplicaContext
 from relibra.agent.placement import Placement
 from relibra.agent.transport import ExpertTransport, SymmetricTransport, transfer_schedule
@@ -96,13 +99,15 @@ def plan_with(replicas: Sequence[tuple[int, int, int]]) -> StepPlan:
     )
 
 
-class AloneSplit(TokenSplit):
-    """A split in which this rank speaks for all: what gathering the counts takes depends on the network."""
+_DONE: Any = SimpleNamespace(wait=lambda: None)
 
-    def share_P(self, table: SlotTable, routing_map_TE: Tensor) -> Tensor:
-        """Return the share of rank 0 if all ranks have the same tokens."""
-        counts_E = routing_map_TE.sum(dim=0, dtype=torch.int32)
-        return split(table, counts_E.expand(CLUSTER.num_ranks, -1), 0, CLUSTER.gpus_per_node)
+
+class AloneSplit(TokenSplit):
+    """A split whose counts never arrive: what gathering them takes depends on the network, and no kernel reads them."""
+
+    def start(self, mine: Tensor) -> tuple[Tensor, Any]:
+        """Return the place of the counts."""
+        return mine.new_empty(CLUSTER.num_ranks * len(mine)), _DONE
 
 
 class Layers:
@@ -111,6 +116,7 @@ class Layers:
     Args:
         replicas: (layer, expert, rank) of each replica; None for no agent.
         device: symmetric memory through which replicas travel; None to let them travel nowhere.
+        is_ahead: whether counts are gathered ahead of the forward.
     """
 
     def __init__(
@@ -118,6 +124,7 @@ class Layers:
         replicas: Sequence[tuple[int, int, int]] | None,
         *,
         device: SymmetricMemory | None = None,
+        is_ahead: bool = False,
     ) -> None:
         self._experts = [TinyExperts(NUM_HOME) for _ in range(MODEL.num_layers)]
         self._tokens = torch.zeros(NUM_TOKENS, HIDDEN, requires_grad=True)
@@ -126,7 +133,7 @@ class Layers:
         self._executions: list[LayerExecution] = []
         if replicas is None:
             return
-        self._plan = plan_with(replicas)
+        self._plan, self._is_ahead = plan_with(replicas), is_ahead
         self.begin_step()
         by_layer = dict(enumerate(self._experts))
         moved: ExpertTransport = Nowhere() if device is None else SymmetricTransport(device)
@@ -157,6 +164,9 @@ class Layers:
             )
             for layer, each in enumerate(self._experts)
         ]
+        routed_TK = torch.arange(MODEL.top_k).expand(NUM_TOKENS, -1)
+        for execution in self._executions if is_ahead else ():
+            execution.listen(lambda: routed_TK)
         self._replays = [MicroBatchReplay(None, each.routing) for each in self._executions]
 
     def begin_step(self) -> None:
@@ -169,7 +179,7 @@ class Layers:
             index=0,
             cells=cells,
             realised=RealisedLoad(1, MODEL.num_layers, MODEL.num_experts),
-            given_experts=None,
+            counts_ahead=CountsAhead(is_agreed=self._is_ahead),
         )
         transfer_schedule.cache_clear()
 
@@ -256,6 +266,7 @@ def main() -> None:
             "plain": Layers(None),
             "no replicas": Layers([]),
             "replicas": Layers(REPLICAS),
+            "replicas, counts ahead": Layers(REPLICAS, is_ahead=True),
             "replicas, symmetric memory": Layers(REPLICAS, device=NoDevice()),
         }
         first_times = {"replicas, first time": Layers(REPLICAS)}

@@ -7,6 +7,7 @@ from unittest import mock
 import torch
 
 from relibra.agent.phases import Phases
+from relibra.agent.plans.foretold import ForetoldPhases
 from relibra.agent.plans.outcome import StepOutcome
 from relibra.agent.plans.stopwatch import clock_of
 from relibra.planning import Model, Phase
@@ -23,6 +24,7 @@ def test_the_routing_of_a_phase_is_dropped_when_the_next_phase_begins() -> None:
         transport=mock.Mock(sent_bytes=0, waited_s=0.0),
         cells=lambda: cells,
         clock=clock_of(torch.device("cpu")),
+        foretold=ForetoldPhases(),
         replay_obstacle=lambda: None,
         device=torch.device("cpu"),
     )

@@ -71,6 +71,7 @@ class Agent(WeightAccess):
             transport=context.transport,
             clock=clock,
             cells=lambda: self._opener.cells,
+            foretold=self._opener.foretold,
             replay_obstacle=replay_obstacle,
             device=device,
         )

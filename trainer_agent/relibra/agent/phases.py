@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from relibra.agent.cells.cells import StepCells
+from relibra.agent.cells.counts_ahead import CountsAhead
 from relibra.agent.cells.given_routing import GivenRouting
 from relibra.agent.cells.micro_batch import MicroBatch, RealisedLoad, running
 from relibra.agent.cells.replay import check_routing
 from relibra.agent.groups import Groups
 from relibra.agent.plans.agreement import Spent
+from relibra.agent.plans.foretold import ForetoldPhases
 from relibra.agent.plans.outcome import PhaseRecord, StepOutcome
 from relibra.agent.plans.plan_source import PlanSource
 from relibra.agent.plans.stopwatch import Clock
@@ -38,6 +40,7 @@ class Phases:
         transport: carries the replicas.
         clock: measures the phases.
         cells: returns the cells of the open step.
+        foretold: the phases whose counts are gathered ahead.
         replay_obstacle: returns why the model's routers would ignore routing that the caller sets, if they would.
         device: where the model trains.
     """
@@ -51,12 +54,13 @@ class Phases:
         transport: TimedTransport,
         clock: Clock,
         cells: Callable[[], StepCells],
+        foretold: ForetoldPhases,
         replay_obstacle: Callable[[], Refusal | None],
         device: torch.device,
     ) -> None:
         self._model, self._groups, self._plans, self._device = model, groups, plans, device
         self._transport, self._clock, self._cells = transport, clock, cells
-        self._replay_obstacle = replay_obstacle
+        self._foretold, self._replay_obstacle = foretold, replay_obstacle
         self._records: list[PhaseRecord] = []
         self._refusal: Unsupported | None = None
 
@@ -76,6 +80,7 @@ class Phases:
                 outcome,
                 is_first=not self._records,
                 realised=RealisedLoad(cells.num_micro_batches, self._model.num_layers, self._model.num_experts),
+                counts_ahead=CountsAhead(is_agreed=phase in self._foretold.agreed),
                 transport=self._transport,
                 clock=self._clock,
             )
@@ -102,6 +107,7 @@ class Phases:
             if refusal is not None:
                 self._refusal = self._refusal or refusal
                 log.error("step %d, phase %s: %s", record.outcome.step, record.phase, refusal)
+            self._foretold.note(record.phase, record.counts_ahead.is_exact(), record.outcome.step)
             report = record.report(
                 self._groups.pipeline,
                 self._groups.everyone,
@@ -169,6 +175,7 @@ class Phases:
                 cells=self._cells(),
                 realised=record.realised if record is not None else None,
                 given=record.given if record is not None else GivenRouting(),
+                counts_ahead=record.counts_ahead if record is not None else CountsAhead(),
                 given_experts=experts.on(self._device) if experts is not None else None,
             )
         )

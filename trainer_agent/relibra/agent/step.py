@@ -14,6 +14,7 @@ from relibra.agent.homes.homes import Homes
 from relibra.agent.placement import Placement
 from relibra.agent.plans import agreement
 from relibra.agent.plans.agreement import Offer, Spent
+from relibra.agent.plans.foretold import ForetoldPhases
 from relibra.agent.plans.outcome import StepOutcome
 from relibra.agent.plans.plan_source import PlanAnswer, PlanSource
 from relibra.agent.plans.trials import Trials
@@ -43,6 +44,8 @@ class StepOpener:
         self._device = device
         self.trials = Trials(is_on=config.guard, says=dist.get_rank(groups.everyone) == 0)
         """What was measured of plain and planned steps."""
+        self.foretold = ForetoldPhases()
+        """The phases whose counts are gathered ahead."""
         self._spent = Spent()
         """What the last step took on this rank."""
         self._accepted_epoch = 0
@@ -77,8 +80,10 @@ class StepOpener:
         plan = answer.plan
         plan_wait_s = time.monotonic() - began
         offer, why = self._offer(step, answer)
-        offers = agreement.exchange(replace(offer, spent=self._spent), self._groups.everyone)
+        offer = replace(offer, spent=self._spent, foretold=self.foretold.foretold, untold=self.foretold.untold)
+        offers = agreement.exchange(offer, self._groups.everyone)
         self.trials.hear(offers)
+        self.foretold.hear(offers)
         decision = agreement.decide(offers)
         if plain is not None and decision.causes == plain[:1]:
             self._cells = self._cells_of(None)

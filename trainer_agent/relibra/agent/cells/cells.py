@@ -66,10 +66,10 @@ class StepCells:
         plan: StepPlan | None,
         device: torch.device,
     ) -> None:
-        self._placement, self._cluster, self._ep_rank = placement, cluster, ep_rank
+        self._placement, self._cluster, self._ep_rank, self.device = placement, cluster, ep_rank, device
         self.num_micro_batches = plan.num_micro_batches if plan is not None else 0
         self._home_LP = _home_table(placement, cluster, num_redundant=0)
-        num_layers, num_experts = self._home_LP.shape
+        num_layers, self.num_experts = num_layers, num_experts = self._home_LP.shape
         self._home_on_device = torch.from_numpy(self._home_LP).to(device)
         self._rest_E = torch.full((num_experts,), REST, dtype=torch.int32, device=device)
         self._is_identity_L: list[bool] = (self._home_LP == np.arange(num_experts)).all(axis=1).tolist()
@@ -128,6 +128,10 @@ class StepCells:
         if key not in self._replicated:
             self._replicated[key] = [layer for layer in layers if self.copies(micro_batch, layer)]
         return self._replicated[key]
+
+    def is_split(self, micro_batch: int, layer: int) -> bool:
+        """Return whether the EP group has replicas in a cell, so that all its ranks split their tokens."""
+        return self._replicas_of(micro_batch, layer) is not None
 
     def is_replicated_anywhere(self, micro_batch: int, layer: int) -> bool:
         """Return whether any node of any EP group has replicas of this layer in micro-batch `micro_batch` of its own.

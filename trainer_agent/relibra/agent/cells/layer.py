@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from relibra.agent.cells.cells import SlotTable, StepCells
+from relibra.agent.cells.counts_ahead import CellAhead, count_ahead
 from relibra.agent.cells.fetch import Moment
 from relibra.agent.cells.micro_batch import MicroBatch, current
 from relibra.agent.cells.replay import LayerRouting
@@ -72,10 +73,17 @@ class LayerExecution:
         self._asked = micro_batch.given_experts.of(self.index)
         return self._asked
 
+    def listen(self, replayed: Callable[[], Tensor | None]) -> None:
+        """Set the function that returns what a replay has set for the router's next forward, as `replayed` does."""
+        self._context.replayed[self.index] = replayed
+
     def enter(self) -> None:
         """Begin the cell where the transformer layer begins. Without this call, `remap` begins it."""
         micro_batch = current(self._owner)
-        if micro_batch is not None and (cell := self._cell(micro_batch)) is not None:
+        if micro_batch is None:
+            return
+        self._look_ahead(micro_batch)
+        if (cell := self._cell(micro_batch)) is not None:
             self._visit = self._visit_of(cell, micro_batch)
 
     def remap(
@@ -183,10 +191,50 @@ class LayerExecution:
         if table.share_P is not None:
             return table.share_P
         assert micro_batch is not None
-        is_again = micro_batch.is_checkpointed and torch.is_grad_enabled()
-        if not is_again or self.index not in micro_batch.share_P:
-            micro_batch.share_P[self.index] = self._context.split.share_P(table, routing_map_TE)
+        if not self._is_again(micro_batch):
+            self._look_ahead(micro_batch)
+            split, ahead = self._context.split, micro_batch.ahead.pop(self.index)
+            counts_E = routing_map_TE.sum(dim=0, dtype=torch.int32)
+            micro_batch.counts_ahead.note(ahead.counts_E, counts_E)
+            if ahead.gathered is None:
+                counts_RE = split.gather(counts_E)
+            else:
+                gathered, place = ahead.gathered
+                counts_RE = gathered.of(place)
+            micro_batch.share_P[self.index] = split.share_P(table, counts_RE)
         return micro_batch.share_P[self.index]
+
+    def _look_ahead(self, micro_batch: MicroBatch) -> None:
+        """Before the first cell of a forward whose tokens are split, count what a replay tells of all such cells.
+
+        If the ranks agreed to gather ahead, this is collective, whether a replay tells on this rank or not.
+        """
+        cells, index = micro_batch.cells, micro_batch.index
+        if self.index in micro_batch.ahead or not cells.is_split(index, self.index) or self._is_again(micro_batch):
+            return
+        layers = [layer for layer in self._chunk if cells.is_split(index, layer)]
+        counts_CE = count_ahead([self._told(micro_batch, layer) for layer in layers], cells.num_experts, cells.device)
+        gathered = None
+        if micro_batch.counts_ahead.is_agreed:
+            none_CE = torch.zeros(len(layers), cells.num_experts, dtype=torch.int32, device=cells.device)
+            gathered = self._context.split.gather_ahead(none_CE if counts_CE is None else counts_CE)
+        for place, layer in enumerate(layers):
+            micro_batch.ahead[layer] = CellAhead(
+                counts_E=None if counts_CE is None else counts_CE[place],
+                gathered=None if gathered is None else (gathered, place),
+            )
+
+    def _told(self, micro_batch: MicroBatch, layer: int) -> Tensor | None:
+        """Return the experts `[T, K]` of all tokens in a layer, if the caller or a replay has set them."""
+        given = micro_batch.given_experts
+        if given is not None:
+            return None if given.has_native_L[layer] else given.routed_LTK[layer]
+        replayed = self._context.replayed.get(layer)
+        return None if replayed is None else replayed()
+
+    def _is_again(self, micro_batch: MicroBatch) -> bool:
+        """Return whether a recomputation runs, which uses the split of its forward."""
+        return micro_batch.is_checkpointed and torch.is_grad_enabled() and self.index in micro_batch.share_P
 
     def _compare(self, micro_batch: MicroBatch, routing_map_TE: Tensor, drops_tokens: bool) -> None:
         """Compare what the router chose with what the caller gave."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from relibra.agent.cells.cells import StepCells
+from relibra.agent.cells.counts_ahead import CellAhead, CountsAhead
 from relibra.agent.cells.given_routing import GivenRouting
 from relibra.agent.cells.replay import GivenExperts
 from relibra.planning.execution import sampled
@@ -101,6 +102,10 @@ class MicroBatch:
     """The experts of this rank's tokens in every MoE layer, on the device; None if the routers decide."""
     given: GivenRouting = field(default_factory=GivenRouting)
     """Compares `given_experts` with what the routers choose."""
+    counts_ahead: CountsAhead = field(default_factory=CountsAhead)
+    """Compares what a replay told before the forward with what the routers choose."""
+    ahead: dict[int, CellAhead] = field(default_factory=dict)
+    """By layer, what is known of its cell in the present forward. The router's choice ends it."""
     share_P: dict[int, Tensor] = field(default_factory=dict)
     """By layer, how this rank's tokens were split over the slots. A recomputation uses the split of its forward."""
     is_checkpointed: bool = False

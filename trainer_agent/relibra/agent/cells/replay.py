@@ -88,6 +88,19 @@ def check_routing(routed_LTK: Tensor, model: Model, device: torch.device) -> Giv
     return GivenExperts(routed_LTK=checked_LTK, has_native_L=tuple(has_native_L))
 
 
+def replayed(replay: Any) -> Tensor | None:
+    """Return the experts `[T, K]` that a `RouterReplay` has for its router's next forward, if it has them for all rows.
+
+    Args:
+        replay: megatron's, or one with the same fields, as verl's.
+    """
+    action = getattr(getattr(replay, "router_replay_action", None), "value", None)
+    if action != "replay_forward" or getattr(replay, "target_replay_mask", None) is not None:
+        return None
+    experts_TK: Tensor | None = replay.target_topk_idx
+    return experts_TK
+
+
 class MicroBatchReplay:
     """The stand-in for the `RouterReplay` of one router.
 

@@ -1,12 +1,13 @@
 """Which copy of its expert every token goes to: what all ranks of an EP group compute alike when the router has run.
 
 A plan says which copies there are. How many tokens each of them gets depends on the tokens that come, of all ranks: one
-all-gather of `[E]` counts in every cell that has replicas. Cells without replicas need none.
+all-gather of `[E]` counts in every cell that has replicas, or one for all cells of a micro-batch whose routing is known
+before (`counts_ahead`). Cells without replicas need none.
 
-T tokens of this rank, E experts, R EP ranks, P physical slots.
+C cells, E experts, R EP ranks, P physical slots.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -42,6 +43,27 @@ def split(table: SlotTable, counts_RE: Tensor, ep_rank: int, gpus_per_node: int)
     return token_split(counts_RE, table.slot_expert_P, gpus_per_node, ep_rank, on_host)
 
 
+class GatheredAhead:
+    """The counts of some cells of all ranks, under way.
+
+    Args:
+        shape_CE: of the counts of a rank.
+        counts: where they arrive.
+        work: the collective that brings them.
+    """
+
+    def __init__(self, shape_CE: torch.Size, counts: Tensor, work: dist.Work) -> None:
+        self._shape_CE, self._counts, self._work = shape_CE, counts, work
+        self._cells: Sequence[Tensor] | None = None
+
+    def of(self, place: int) -> Tensor:
+        """Return the counts `[R, E]` of one cell when they have arrived. On a GPU, only its current stream waits."""
+        if self._cells is None:
+            self._work.wait()
+            self._cells = self._counts.view(-1, *self._shape_CE).transpose(0, 1).contiguous().unbind()
+        return self._cells[place]
+
+
 class TokenSplit:
     """Splits the tokens of one rank over the copies of their experts.
 
@@ -54,9 +76,22 @@ class TokenSplit:
     def __init__(self, group: Callable[[], dist.ProcessGroup], ep_rank: int, gpus_per_node: int) -> None:
         self._group, self._ep_rank, self._gpus_per_node = group, ep_rank, gpus_per_node
 
-    def share_P(self, table: SlotTable, routing_map_TE: Tensor) -> Tensor:
-        """Collective over the EP group: return the result of `split` for the tokens that the ranks have."""
-        group, counts_E = self._group(), routing_map_TE.sum(dim=0, dtype=torch.int32)
-        counts = counts_E.new_empty(dist.get_world_size(group) * len(counts_E))  # gloo gathers into one dimension alone
-        dist.all_gather_into_tensor(counts, counts_E, group=group)
-        return split(table, counts.view(-1, len(counts_E)), self._ep_rank, self._gpus_per_node)
+    def start(self, mine: Tensor) -> tuple[Tensor, dist.Work]:
+        """Collective over the EP group: begin to gather counts, int32 in one dimension; return where they arrive."""
+        group = self._group()
+        counts = mine.new_empty(dist.get_world_size(group) * len(mine))  # gloo gathers into one dimension alone
+        return counts, dist.all_gather_into_tensor(counts, mine, group=group, async_op=True)
+
+    def gather(self, counts_E: Tensor) -> Tensor:
+        """Collective over the EP group: return the counts of one cell of all ranks, int32 `[R, E]`."""
+        counts, work = self.start(counts_E)
+        work.wait()
+        return counts.view(-1, len(counts_E))
+
+    def gather_ahead(self, counts_CE: Tensor) -> GatheredAhead:
+        """Collective over the EP group: begin to gather the counts of some cells."""
+        return GatheredAhead(counts_CE.shape, *self.start(counts_CE.flatten()))
+
+    def share_P(self, table: SlotTable, counts_RE: Tensor) -> Tensor:
+        """Return the result of `split` for this rank."""
+        return split(table, counts_RE, self._ep_rank, self._gpus_per_node)

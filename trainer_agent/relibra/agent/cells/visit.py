@@ -18,7 +18,7 @@ another order, and hang, or add up different buckets. Then all parameters of the
 ranks, also where this node has no replicas of the cell (`Passage`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +44,8 @@ class ReplicaContext:
     fetcher: Fetcher
     returns: GradientReturns
     split: TokenSplit
+    replayed: dict[int, Callable[[], Tensor | None]] = field(default_factory=dict)
+    """By layer, a function that returns the experts `[T, K]` that a replay has set for its next forward, if any."""
 
     def drain(self) -> None:
         """Wait for all transfers under way, and forget what arrived, because weights are about to change."""

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from relibra.agent.transport.lost_ranks import noticing_death
-from relibra.planning import Cause, PlanId
+from relibra.planning import Cause, Phase, PlanId
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +63,13 @@ class Offer:
     """Whether somebody scheduled the step. If not, the plan is the newest from history when this rank asked."""
     spent: Spent = NOTHING
     """What the step before took on this rank; nothing if it was not measured."""
+    foretold: frozenset[Phase] = frozenset()
+    """The phases of which this rank's replay told all that routers chose, when they last had replicas."""
+    untold: frozenset[Phase] = frozenset()
+    """The phases of which it did not."""
 
     def to_tensor(self) -> torch.Tensor:
-        """Encode as int64 `[9]`; 64-bit identities keep their bits, and times their nanoseconds."""
+        """Encode as int64 `[11]`; 64-bit identities keep their bits, and times their nanoseconds."""
         plan_id = self.plan_id or PlanId(epoch=0, version=0)
         fields = (
             self.step,
@@ -77,13 +81,18 @@ class Offer:
             int(self.is_scheduled),
             round(self.spent.time_s * 1e9),
             self.spent.num_token_copies,
+            *(
+                sum(1 << bit for bit, phase in enumerate(Phase) if phase in each)
+                for each in (self.foretold, self.untold)
+            ),
         )
         return torch.tensor(fields, dtype=torch.int64, device="cpu")
 
     @classmethod
     def from_tensor(cls, encoded: torch.Tensor) -> "Offer":
         """Decode what `to_tensor` made, with the first 8 bytes of the digest."""
-        step, has_plan, epoch, version, digest, lack, is_scheduled, time_ns, num_token_copies = encoded.tolist()
+        *fields, foretold, untold = encoded.tolist()
+        step, has_plan, epoch, version, digest, lack, is_scheduled, time_ns, num_token_copies = fields
         return cls(
             step=step,
             plan_id=PlanId(epoch=epoch % 2**64, version=version % 2**64) if has_plan else None,
@@ -91,6 +100,8 @@ class Offer:
             lack=_LACK_BY_CODE[lack],
             is_scheduled=bool(is_scheduled),
             spent=Spent(time_ns / 1e9, num_token_copies),
+            foretold=_phases(foretold),
+            untold=_phases(untold),
         )
 
 
@@ -232,6 +243,10 @@ def names_of(ranks: list[int]) -> str:
     """Return how a message names these ranks."""
     names = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
     return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+
+
+def _phases(bits: int) -> frozenset[Phase]:
+    return frozenset(phase for bit, phase in enumerate(Phase) if bits >> bit & 1)
 
 
 def _signed(value: int) -> int:

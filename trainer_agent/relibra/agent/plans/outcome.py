@@ -9,6 +9,7 @@ import numpy as np
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from relibra.agent.cells.counts_ahead import CountsAhead
 from relibra.agent.cells.given_routing import GivenRouting
 from relibra.agent.cells.micro_batch import RealisedLoad
 from relibra.agent.cells.replay import GivenExperts
@@ -59,6 +60,8 @@ class PhaseRecord:
     is_first: bool
     """Whether this is the first phase of its step, whose report carries the wait for the plan and the reorder."""
     realised: RealisedLoad
+    counts_ahead: CountsAhead
+    """Compares what a replay told before forwards with what the routers chose."""
     transport: TimedTransport
     """Carries the replicas, and counts for all phases."""
     stopwatch: Stopwatch
@@ -85,6 +88,7 @@ class PhaseRecord:
         *,
         is_first: bool,
         realised: RealisedLoad,
+        counts_ahead: CountsAhead,
         transport: TimedTransport,
         clock: Clock,
     ) -> "PhaseRecord":
@@ -94,6 +98,7 @@ class PhaseRecord:
             outcome=outcome,
             is_first=is_first,
             realised=realised,
+            counts_ahead=counts_ahead,
             transport=transport,
             stopwatch=Stopwatch(clock),
             sent_bytes_before=transport.sent_bytes,

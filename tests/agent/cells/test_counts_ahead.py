@@ -1,0 +1,47 @@
+"""Counts from what a replay tells: those of the routing map that a router makes of it, or none."""
+
+from unittest import mock
+
+import pytest
+import torch
+
+from relibra.agent.cells import counts_ahead
+from relibra.agent.cells.counts_ahead import CountsAhead, count_ahead
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+@pytest.mark.parametrize("at_once", [1, 1 << 26])
+def test_the_counts_are_those_of_routing_maps(dtype: torch.dtype, at_once: int) -> None:
+    cells = torch.rand(3, 40, 8, generator=torch.Generator().manual_seed(0)).argsort(dim=-1)[..., :2]
+    with mock.patch.object(counts_ahead, "_MAP_BYTES", at_once):
+        got_CE = count_ahead(cells.to(dtype).unbind(), 8, CPU)
+    assert got_CE is not None
+    assert got_CE.dtype == torch.int32
+    assert torch.equal(got_CE, torch.stack([torch.bincount(cell.flatten(), minlength=8) for cell in cells]).int())
+
+
+def test_an_expert_that_a_row_names_twice_counts_once() -> None:
+    got_CE = count_ahead([torch.tensor([[1, 1], [0, 1]])], 3, CPU)
+    assert got_CE is not None
+    assert got_CE.tolist() == [[1, 2, 0]]
+
+
+def test_nothing_is_counted_if_a_cell_has_no_replay_or_another_shape() -> None:
+    rows = torch.zeros(4, 2, dtype=torch.int64)
+    assert count_ahead([rows, None], 8, CPU) is None
+    assert count_ahead([rows, rows[:3]], 8, CPU) is None
+
+
+def test_a_phase_is_exact_if_all_its_cells_are() -> None:
+    told, other = torch.tensor([1, 2]), torch.tensor([2, 1])
+    phase = CountsAhead()
+    assert phase.is_exact() is None
+    phase.note(told, told.clone())
+    assert phase.is_exact() is True
+    phase.note(told, other)
+    assert phase.is_exact() is False
+    untold = CountsAhead()
+    untold.note(None, told)
+    assert untold.is_exact() is False

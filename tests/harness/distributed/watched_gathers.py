@@ -1,0 +1,78 @@
+"""The all-gathers of counts by which an agent splits tokens, and the counts that it used."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from harness.distributed.observed import gathered
+from relibra.agent import Agent
+from relibra.agent.cells.cells import SlotTable
+from relibra.agent.cells.counts_ahead import CountsAhead
+from relibra.agent.cells.token_split import TokenSplit
+
+
+class Watched:
+    """The all-gathers of an agent's counts in one phase, and the counts that its splits used.
+
+    Args:
+        agent: with a step open.
+        num_micro_batches: of the phase.
+    """
+
+    def __init__(self, agent: Agent, num_micro_batches: int) -> None:
+        self._group, cells = agent._groups.ep, agent._opener.cells
+        self._members, self._ep_rank = dist.get_process_group_ranks(self._group), dist.get_rank(self._group)
+        self._num_experts = cells.num_experts
+        chunks = {tuple(layer._chunk) for layer in agent.layers.values()}
+        sizes = [
+            sum(cells.is_split(index, layer) for layer in chunk)
+            for index in range(num_micro_batches)
+            for chunk in chunks
+        ]
+        self.ahead = sorted(size for size in sizes if size)
+        """The cells of every all-gather, if ranks gather ahead of forwards."""
+        self.by_cell = [1] * sum(sizes)
+        """The same, if they gather cell by cell."""
+        self.gathers: list[int] = []
+        self._used: list[Tensor] = []
+        self._chosen: list[Tensor] = []
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator["Watched"]:
+        """Note what runs in the body."""
+        plain_gather, plain_share, plain_note = dist.all_gather_into_tensor, TokenSplit.share_P, CountsAhead.note
+
+        def gather(output: Tensor, mine: Tensor, group: Any = None, **options: Any) -> Any:
+            if group is self._group:
+                self.gathers.append(len(mine) // self._num_experts)
+            return plain_gather(output, mine, group=group, **options)
+
+        def share_P(split: TokenSplit, table: SlotTable, counts_RE: Tensor) -> Tensor:
+            self._used.append(counts_RE)
+            return plain_share(split, table, counts_RE)
+
+        def note(counts_ahead: CountsAhead, told_E: Tensor | None, chosen_E: Tensor) -> None:
+            self._chosen.append(chosen_E)
+            plain_note(counts_ahead, told_E, chosen_E)
+
+        with (
+            mock.patch.object(dist, "all_gather_into_tensor", gather),
+            mock.patch.object(TokenSplit, "share_P", share_P),
+            mock.patch.object(CountsAhead, "note", note),
+        ):
+            yield self
+        self.gathers.sort()
+
+    def assert_exact(self) -> None:
+        """Assert that ranks of an EP group split by the same counts, and these are of what each router chose."""
+        used = torch.stack(self._used).cpu()
+        everyone = gathered(used)
+        assert all(torch.equal(everyone[rank], everyone[self._members[0]]) for rank in self._members), (
+            "ranks split alike"
+        )
+        assert torch.equal(used[:, self._ep_rank], torch.stack(self._chosen).cpu()), "counts are those chosen"
