@@ -44,14 +44,14 @@ def balanced(strategy: type[Any]) -> type[Any]:
         passes = BalancedPasses()
         """The passes of this strategy, with an agent once the model is built."""
 
-        def initialize(self, model_provider: Any) -> None:
+        def initialize(self, *args: Any, **kwargs: Any) -> None:
             """Build the model as ROLL does, and attach an agent to it.
 
             Raises:
                 InvalidInput: a setting is missing or wrong.
                 Unsupported: the agent cannot execute the model, the optimizer or a setting of ROLL.
             """
-            super().initialize(model_provider)
+            super().initialize(*args, **kwargs)
             job = job_name(getattr(self.worker.pipeline_config, "exp_name", None), default="roll")
             settings = PluginSettings.read({}, os.environ, default_job=job, may_pack=False)
             layers, models = (
@@ -67,15 +67,15 @@ def balanced(strategy: type[Any]) -> type[Any]:
             self.passes = attach_job(replace(settings, reorder="never"), layers, models, optimizer, beside=beside)
             self.forward_backward_func = self._in_a_pass(vars(self)["forward_backward_func"])
 
-        def train_step(self, batch: Any, loss_func: Any) -> Any:
+        def train_step(self, *args: Any, **kwargs: Any) -> Any:
             """Train as ROLL does, under a plan."""
-            metrics = super().train_step(batch, loss_func)
+            metrics = super().train_step(*args, **kwargs)
             self.passes.end()
             return metrics
 
-        def forward_step(self, batch: Any, forward_func: Any) -> Any:
+        def forward_step(self, *args: Any, **kwargs: Any) -> Any:
             """Run a pass without gradients as ROLL does, under a plan."""
-            results = super().forward_step(batch, forward_func)
+            results = super().forward_step(*args, **kwargs)
             self.passes.end()
             return results
 

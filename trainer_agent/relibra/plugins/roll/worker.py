@@ -19,7 +19,7 @@ _STRATEGIES = ("megatron_train", "megatron_infer")
 
 class _Balancing(Worker):  # type: ignore[misc]
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
-    def initialize(self, pipeline_config: Any) -> None:
+    def initialize(self, *args: Any, **kwargs: Any) -> None:
         """Build the model as ROLL does, with a strategy that balances it.
 
         Raises:
@@ -33,7 +33,7 @@ class _Balancing(Worker):  # type: ignore[misc]
                 f"cluster {self.cluster_name} has {name}: leave out its worker_cls"
             )
         install()
-        super().initialize(pipeline_config)
+        super().initialize(*args, **kwargs)
 
 
 class RLVRWorker(_Balancing, actor_worker.ActorWorker):  # type: ignore[misc]
