@@ -57,15 +57,15 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Turn GPU measurements into a cost model."""
-    found = read_measurements(measurements)
-    chosen = _choose(found, model)
-    given = {
+    measured = read_measurements(measurements)
+    chosen = _choose(measured, model)
+    options = {
         "intra_node_bytes_per_us": None if nvlink_gb_per_s is None else nvlink_gb_per_s * 1e3,
         "inter_node_bytes_per_us": None if network_gb_per_s is None else network_gb_per_s * 1e3,
         "hidden_transfer_share": hidden_share,
         "host_us": host_us,
     }
-    known = {field: value for field, value in given.items() if value is not None}
+    known = {field: value for field, value in options.items() if value is not None}
     cost = calibration.calibrate(chosen, known, dispatcher, dispatch_dtype)
     with writing("--output"):
         write_atomically(output, (json.dumps(cost.to_dict(), indent=2) + "\n").encode())
@@ -79,12 +79,12 @@ def calibrate(
     console.print(f"Written to {output}", highlight=False)
 
 
-def _choose(found: list[Measurement], model: str | None) -> Measurement:
-    names = [each.preset for each in found]
-    if not found:
+def _choose(measured: list[Measurement], model: str | None) -> Measurement:
+    names = [measurement.preset for measurement in measured]
+    if not measured:
         raise InvalidInput.of("measurements", expected="times of at least one model's experts", got="none")
-    if model is None and len(found) == 1:
-        return found[0]
+    if model is None and len(measured) == 1:
+        return measured[0]
     if model not in names:
         raise InvalidInput.of("--model", expected=f"one of the measured {', '.join(names)}", got=model)
-    return found[names.index(model)]
+    return measured[names.index(model)]

@@ -56,8 +56,8 @@ def demo(
     from relibra.wire.launch import process_name
 
     console = open_console(stderr=as_json)
-    for each in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, _exit)  # unwinds the stack, which stops trainers and services
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _exit)  # unwinds the stack, which stops trainers and services
     with ExitStack() as stack:
         folder = data_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relibra-demo-")))
         stages = _Stages(console)

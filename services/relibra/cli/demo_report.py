@@ -36,29 +36,29 @@ def show(console: Console, comparison: "RunComparison", plain_step_s: float, bal
     """Print both comparisons step by step, both verdicts, and the mean time of a step with its caveat."""
     neutral = [
         (
-            f"{each.step}",
-            f"{each.reward:.3f}",
-            f"{each.plain_loss:+.5f}",
-            f"{each.balanced_loss:+.5f}",
-            f"{each.plain_grad_norm:.5f}",
-            f"{each.balanced_grad_norm:.5f}",
-            f"{each.difference:.0e}",
-            f"{each.weight_difference:.0e}",
+            f"{step.step}",
+            f"{step.reward:.3f}",
+            f"{step.plain_loss:+.5f}",
+            f"{step.balanced_loss:+.5f}",
+            f"{step.plain_grad_norm:.5f}",
+            f"{step.balanced_grad_norm:.5f}",
+            f"{step.difference:.0e}",
+            f"{step.weight_difference:.0e}",
         )
-        for each in comparison.steps
+        for step in comparison.steps
     ]
     balanced = [
         (
-            f"{each.step}",
-            f"{each.plain_imbalance:.3f}",
-            f"{each.prediction.imbalance_after:.3f}",
-            f"{each.balanced_imbalance:.3f}",
-            f"{each.prediction.num_moved_experts}",
-            f"{each.prediction.num_replicas}",
-            f"{each.reorder_sent_bytes / 2**20:.1f}",
-            f"{each.replica_sent_bytes / 2**20:.1f}",
+            f"{step.step}",
+            f"{step.plain_imbalance:.3f}",
+            f"{step.prediction.imbalance_after:.3f}",
+            f"{step.balanced_imbalance:.3f}",
+            f"{step.prediction.num_moved_experts}",
+            f"{step.prediction.num_replicas}",
+            f"{step.reorder_sent_bytes / 2**20:.1f}",
+            f"{step.replica_sent_bytes / 2**20:.1f}",
         )
-        for each in comparison.steps
+        for step in comparison.steps
     ]
     print_rows(console, _NEUTRAL_HEADINGS, neutral, "loss and gradient norm")
     print_rows(console, _BALANCED_HEADINGS, balanced, "imbalance: slowest rank / mean rank, 1.0 is ideal")
@@ -68,9 +68,9 @@ def show(console: Console, comparison: "RunComparison", plain_step_s: float, bal
     ):
         mark = "[green]yes[/]" if passed else "[bold red]NO[/] "
         console.print(f"{mark} {name}: {reason}", highlight=False, soft_wrap=True)
-    num_resampled = sum(each.num_resampled for each in comparison.steps)
+    num_resampled = sum(step.num_resampled for step in comparison.steps)
     num_active = sum(
-        each.prediction.num_moved_experts > 0 and each.prediction.num_replicas > 0 for each in comparison.steps
+        step.prediction.num_moved_experts > 0 and step.prediction.num_replicas > 0 for step in comparison.steps
     )
     console.print(f"    {num_active} of {len(comparison.steps)} steps moved experts and made replicas", highlight=False)
     console.print(

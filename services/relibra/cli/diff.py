@@ -20,19 +20,19 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Show which experts have a different home rank than in another step."""
-    found = StatusClient(url).get_of_job(job_id, "steps", step, "diff", against=against, attempt=attempt)
+    moved = StatusClient(url).get_of_job(job_id, "steps", step, "diff", against=against, attempt=attempt)
     if as_json:
-        print_json(found)
+        print_json(moved)
         return
     console = open_console()
     console.print(
-        f"From step {found['from_step']} to step {found['to_step']}, {found['num_moved']} experts move, "
-        f"{found['num_crossing']} of them to another node.",
+        f"From step {moved['from_step']} to step {moved['to_step']}, {moved['num_moved']} experts move, "
+        f"{moved['num_crossing']} of them to another node.",
         highlight=False,
     )
-    if found["moves"]:
+    if moved["moves"]:
         rows = []
-        for layer, group in groupby(found["moves"], lambda move: move["layer"]):
+        for layer, group in groupby(moved["moves"], lambda move: move["layer"]):
             said = [f"{move['expert']}: {move['from_rank']} > {move['to_rank']}" for move in group]
             rows.append((str(layer), str(len(said)), ",  ".join(said)))
         print_rows(console, (">layer", ">moves", "expert: from rank > to rank"), rows)

@@ -41,7 +41,7 @@ def doctor(
     framework: Annotated[
         Framework | None, typer.Option(help="Framework of the recipe; without it, the file must tell.")
     ] = None,
-    given: Annotated[
+    variables: Annotated[
         list[str] | None,
         typer.Option("--set", help="NAME=VALUE: a variable or option that the recipe takes from outside. Repeatable."),
     ] = None,
@@ -61,7 +61,7 @@ def doctor(
         "GPUs": gpu.examine,
         "GPU links": topology.examine,
         "megatron-core": megatron.examine,
-        "the recipe": lambda: recipe.examine(recipe_file, framework, given or []),
+        "the recipe": lambda: recipe.examine(recipe_file, framework, variables or []),
     }
     findings: list[Finding] = []
     with working(on="checking") as now:
@@ -69,20 +69,20 @@ def doctor(
             now(f"checking {name}")
             findings += examine()
     if as_json:
-        print_json([asdict(each) for each in findings])
+        print_json([asdict(finding) for finding in findings])
     else:
         _print(open_console(), findings)
-    if any(each.verdict is CheckResult.FAILED for each in findings):
+    if any(finding.verdict is CheckResult.FAILED for finding in findings):
         raise typer.Exit(1)
 
 
 def _print(console: Console, findings: list[Finding]) -> None:
-    width = max(len(each.subject) for each in findings)
-    for each in findings:
-        line = Text(f"{each.verdict:<8}", style=_COLOURS[each.verdict])
-        line.append(f"{each.subject:<{width}}  {each.reason}", style="default")
-        if each.fix:
-            line.append(f"\n{'':<8}{'':<{width}}  fix: {each.fix}", style="default")
-        if each.cost:
-            line.append(f"\n{'':<8}{'':<{width}}  cost: {each.cost}", style="default")
+    width = max(len(finding.subject) for finding in findings)
+    for finding in findings:
+        line = Text(f"{finding.verdict:<8}", style=_COLOURS[finding.verdict])
+        line.append(f"{finding.subject:<{width}}  {finding.reason}", style="default")
+        if finding.fix:
+            line.append(f"\n{'':<8}{'':<{width}}  fix: {finding.fix}", style="default")
+        if finding.cost:
+            line.append(f"\n{'':<8}{'':<{width}}  cost: {finding.cost}", style="default")
         console.print(line, soft_wrap=True)

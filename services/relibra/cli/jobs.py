@@ -29,12 +29,12 @@ _StoredJob = Annotated[str, typer.Argument(help="Id of the job.")]
 def list_jobs(url: StatusUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
     """List the registered jobs with their health."""
     client = StatusClient(url)
-    found = client.get("v1", "jobs")
+    jobs = client.get("v1", "jobs")
     if as_json:
-        print_json(found)
+        print_json(jobs)
         return
     rows = []
-    for job in found:
+    for job in jobs:
         attempt = job["attempt"]
         model, cluster = attempt["model"], attempt["cluster"]
         rows.append(
@@ -49,19 +49,19 @@ def list_jobs(url: StatusUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
             )
         )
     console = open_console()
-    if not found:
+    if not jobs:
         console.print("No job is registered. The driver of a training registers its job when it starts.")
         return
     headings = ("!job", "health", "attempt", "launched by", "layers x experts", "nodes x GPUs", "registered")
     print_rows(console, headings, rows)
     # Older services say nothing of savings.
-    saved = [job["savings"]["saved_gpu_hours"] for job in found if job.get("savings")]
-    if known := [each for each in saved if each is not None]:
+    saved = [job["savings"]["saved_gpu_hours"] for job in jobs if job.get("savings")]
+    if known := [hours for hours in saved if hours is not None]:
         console.print(
-            f"GPU-hours saved in {len(known)} of {len(found)} jobs: {hours_text(sum(known))}. `relibra show` says what "
+            f"GPU-hours saved in {len(known)} of {len(jobs)} jobs: {hours_text(sum(known))}. `relibra show` says what "
             "that rests on."
         )
-    for job in found:
+    for job in jobs:
         if job["health"]["verdict"] != "well":
             runbook = job.get("runbook")  # older services have none
             what_to_do = f". What to do: {client.url}{runbook}" if runbook else ""

@@ -76,11 +76,13 @@ def print_rows(
     A heading begins with `>` if its column holds numbers, and with `!` if it holds the names that tell rows apart.
     Without headings the table has no lines.
     """
-    has_head = any(each.strip("!>") for each in headings)
+    has_head = any(heading.strip("!>") for heading in headings)
     table = Table(title=title, title_justify="left", box=SIMPLE if has_head else None, show_header=has_head)
     table.padding = (0, 2, 0, 0)
-    for each in headings:
-        table.add_column(each.lstrip("!>"), justify="right" if ">" in each[:1] else "left", no_wrap="!" in each[:1])
+    for heading in headings:
+        table.add_column(
+            heading.lstrip("!>"), justify="right" if ">" in heading[:1] else "left", no_wrap="!" in heading[:1]
+        )
     for row in rows:
         table.add_row(*row, style="bold green" if row is best else None)
     print_table(console, table)

@@ -152,7 +152,7 @@ def _cluster(trace: RoutingTrace, nodes: int, gpus_per_node: int, redundant_slot
 def _seen(history: Path, trace: RoutingTrace, schedule: Schedule, cluster: Cluster) -> StepLoad:
     """Return the micro-batches of a trace of earlier steps, which have as many sequences as the step to plan."""
     past = read_trace(history)
-    expected, got = ((each.num_layers, each.num_experts, each.top_k) for each in (trace, past))
+    expected, got = ((recorded.num_layers, recorded.num_experts, recorded.top_k) for recorded in (trace, past))
     if expected != got:
         raise InvalidInput.of("--history", expected=f"(layers, experts, top-k) = {expected}", got=got)
     return seen_load(micro_batches_of(count_sequences(past), schedule.row_S), cluster)

@@ -98,7 +98,7 @@ def _print_schedules(console: Console, packing: Mapping[str, Any]) -> None:
         for name, score in packing["schedules"].items()
     ]
     figures = ("imbalance\nplanned", "token copies\nacross nodes", "most tokens\nof a rank", "attention\nspread")
-    headings = ("!schedule", *(f">{each}" for each in figures))
+    headings = ("!schedule", *(f">{name}" for name in figures))
     print_rows(console, headings, rows, f"schedules, token budget {packing['token_budget']}")
 
 

@@ -96,7 +96,7 @@ def asking(verb: Callable[..., None]) -> Callable[..., None]:
         asked = {name: options.pop(name) for name in shared}
         verb(functools.partial(ask, **asked), **options)
 
-    named = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*shared.values(), *own)]
+    named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*shared.values(), *own)]
     run.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
     return run
 

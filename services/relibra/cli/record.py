@@ -99,8 +99,8 @@ def record(
                 routings += read
                 domains += [source.stem] * len(read)
             trace = trace_of_sequences(routings, model, domains if len(sources) > 1 else None)
-            num_unknown = sum(each.num_missing for each in routings)
-            num_unplaced = sum(not each.is_placed for each in routings)
+            num_unknown = sum(routing.num_missing for routing in routings)
+            num_unplaced = sum(not routing.is_placed for routing in routings)
         with writing("--output"):
             write_trace(output, trace)
     said = describe_trace(trace)

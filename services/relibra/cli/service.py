@@ -91,6 +91,6 @@ def write_ready_file(path: Path | None, content: dict[str, Any]) -> None:
 def stop_requested() -> asyncio.Event:
     """Return an event of the running loop that is set when the process is asked to stop."""
     stop = asyncio.Event()
-    for each in STOP_SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(each, stop.set)
+    for number in STOP_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     return stop

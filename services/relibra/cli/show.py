@@ -87,7 +87,7 @@ def _print_job(console: Console, job: dict[str, Any]) -> None:
             "EP group": f"{cluster['num_nodes']} nodes x {cluster['gpus_per_node']} GPUs, "
             f"{cluster['redundant_slots']} redundant slots; {cluster['num_ep_groups']} of them",
         }
-        | {f"attempt {each['number']}": _past(each) for each in job["attempts"] if each["ended_at"]}
+        | {f"attempt {past['number']}": _past(past) for past in job["attempts"] if past["ended_at"]}
         | {"GPU-hours saved": _saved(job["savings"])},
     )
 
@@ -121,10 +121,10 @@ def _print_step(console: Console, step: dict[str, Any]) -> None:
     _print_state(console, step)
     if plan := step["plan"]:
         _print_prediction(console, plan["id"], plan["prediction"])
-    for each in step["execution"]:
-        _print_phase(console, each)
-        if each["missing"]:
-            ranks = ", ".join(f"{group}/{rank}" for group, rank in each["missing"])
+    for execution in step["execution"]:
+        _print_phase(console, execution)
+        if execution["missing"]:
+            ranks = ", ".join(f"{group}/{rank}" for group, rank in execution["missing"])
             console.print(f"  no report from EP group/rank {ranks}", style="yellow")
 
 
@@ -133,10 +133,10 @@ def _print_summary(console: Console, step: dict[str, Any]) -> None:
     console.print(step["expiry"], style="yellow", markup=False)
     if plan := step["plan"]:
         _print_prediction(console, plan["id"], plan["prediction"])
-    for each in step["phases"]:
-        _print_phase(console, each)
-        if each["num_reports"] < each["num_expected"]:
-            console.print(f"  {each['num_expected'] - each['num_reports']} ranks did not report", style="yellow")
+    for phase in step["phases"]:
+        _print_phase(console, phase)
+        if phase["num_reports"] < phase["num_expected"]:
+            console.print(f"  {phase['num_expected'] - phase['num_reports']} ranks did not report", style="yellow")
 
 
 def _print_state(console: Console, step: dict[str, Any]) -> None:
@@ -192,12 +192,12 @@ def _print_cell(console: Console, cell: dict[str, Any]) -> None:
     )
     names = ("rank", "node", "before_tokens", "after_tokens", "home_tokens", "replica_tokens")
     headings = (">rank", ">node", ">plain", ">planned", ">at home", ">in replicas")
-    print_rows(console, headings, [[str(each[name]) for name in names] for each in cell["ranks"]])
+    print_rows(console, headings, [[str(rank[name]) for name in names] for rank in cell["ranks"]])
     experts = []
-    for each in cell["experts"]:
-        if each["replicas"]:
-            quotas = ",  ".join(f"{replica['tokens']} on {replica['rank']}" for replica in each["replicas"])
-            experts.append((str(each["expert"]), str(each["load_tokens"]), str(each["home_rank"]), quotas))
+    for expert in cell["experts"]:
+        if expert["replicas"]:
+            quotas = ",  ".join(f"{replica['tokens']} on {replica['rank']}" for replica in expert["replicas"])
+            experts.append((str(expert["expert"]), str(expert["load_tokens"]), str(expert["home_rank"]), quotas))
     if experts:
         print_rows(console, (">expert", ">tokens", ">home", "replicas: tokens on rank"), experts)
 

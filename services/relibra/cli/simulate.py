@@ -55,7 +55,7 @@ def simulate(
         with writing("--report"):
             write_report(report, question, outcomes)
     if as_json:
-        said = [asdict(each) | {"total_s": each.step.total_s} for each in outcomes]
+        said = [asdict(outcome) | {"total_s": outcome.step.total_s} for outcome in outcomes]
         print_json(
             {
                 "is_of_this_model": question.is_of_this_model,
@@ -86,12 +86,12 @@ def _slots_size_bytes(question: Question) -> int:
 def _print(console: Console, outcomes: list[Outcome], question: Question) -> None:
     """Print the comparison as a table that fits 80 columns."""
     headings = ("step\ns", "over\nplain", "low,\nhigh", "of\nbal.", "low,\nhigh", "imbal-\nance", "waits\ns")
-    rows = {each.policy: _row(each) for each in outcomes}
-    best = max(outcomes, key=lambda each: each.of_balanced.mid)
+    rows = {outcome.policy: _row(outcome) for outcome in outcomes}
+    best = max(outcomes, key=lambda outcome: outcome.of_balanced.mid)
     cluster = question.cluster
     nodes = f"{cluster.num_nodes} x {cluster.gpus_per_node} {question.hardware.name.upper()}"
     title = f"{question.model.name} on {nodes}, simulated"
-    print_rows(console, ("!policy", *(f">{each}" for each in headings)), rows.values(), title, rows[best.policy])
+    print_rows(console, ("!policy", *(f">{heading}" for heading in headings)), rows.values(), title, rows[best.policy])
 
 
 def _row(outcome: Outcome) -> tuple[str, ...]:

@@ -20,22 +20,22 @@ def steps(
 ) -> None:
     """List the steps of a job, newest first, with real imbalance without and with relibra, and expected."""
     client = StatusClient(url)
-    found = client.get_of_job(job_id, "steps", limit=limit, before=before, state=state, attempt=attempt)
+    steps = client.get_of_job(job_id, "steps", limit=limit, before=before, state=state, attempt=attempt)
     if as_json:
-        print_json(found)
+        print_json(steps)
         return
     rows = []
-    for each in found:
-        came = f"{each['state']}, expired" if each["expired"] else each["state"]
+    for step in steps:
+        came = f"{step['state']}, expired" if step["expired"] else step["state"]
         rows.append(
-            [str(each["step"]), came, each["level"] or "", *_realised(each["phases"]), *_promises(each["plan"])]
+            [str(step["step"]), came, step["level"] or "", *_realised(step["phases"]), *_promises(step["plan"])]
         )
     console = open_console()
     figures = ("imbalance\nwithout", "\nwith", "\nexpected", "\nbound", "repli-\ncas", "moved")
-    print_rows(console, [">step", "state", "level", *(f">{each}" for each in figures)], rows)
-    for each in found:
-        if each["failure"]:
-            console.print(f"step {each['step']}: {each['failure']}", highlight=False, markup=False)
+    print_rows(console, [">step", "state", "level", *(f">{figure}" for figure in figures)], rows)
+    for step in steps:
+        if step["failure"]:
+            console.print(f"step {step['step']}: {step['failure']}", highlight=False, markup=False)
 
 
 def _realised(phases: list[dict[str, Any]]) -> list[str]:

@@ -58,11 +58,13 @@ def list_tokens(redis_url: RedisUrl, as_json: AsJson = False) -> None:
         async with Store.open(redis_url) as store:
             return await store.list_tokens()
 
-    found = asyncio.run(read())
+    tokens = asyncio.run(read())
     if as_json:
-        print_json([asdict(each) for each in found])
+        print_json([asdict(token) for token in tokens])
         return
-    rows = [(each.token_id, each.job_id, each.role, _date(each.created_at), _date(each.expires_at)) for each in found]
+    rows = [
+        (token.token_id, token.job_id, token.role, _date(token.created_at), _date(token.expires_at)) for token in tokens
+    ]
     print_rows(open_console(), ("!token", "!job", "role", "created", "expires"), rows)
 
 

@@ -24,8 +24,8 @@ _Source = Annotated[Path, typer.Argument(help="Routing trace (.npz).", show_defa
 def info(source: _Source, as_json: AsJson = False) -> None:
     """Summarise a trace and the imbalance of plain expert parallelism on it."""
     with working(on=f"reading {source}"):
-        found = read_trace(source)
-        said = describe_trace(found)
+        trace = read_trace(source)
+        said = describe_trace(trace)
     if as_json:
         print_json({"trace": str(source)} | said)
     else:
@@ -41,8 +41,8 @@ def validate(source: _Source, as_json: AsJson = False) -> None:
     num_twice = None
     with working(on=f"reading {source}"):
         try:
-            found = read_trace(source)
-            num_twice, reason = _experts_twice(found)
+            trace = read_trace(source)
+            num_twice, reason = _experts_twice(trace)
         except InvalidTrace as error:
             if not source.is_file():
                 raise
@@ -52,7 +52,7 @@ def validate(source: _Source, as_json: AsJson = False) -> None:
         said = {"trace": str(source), "is_valid": is_valid, "reason": reason or None}
         print_json(said | {"num_rows_with_an_expert_twice": num_twice})
     elif is_valid:
-        typer.echo(f"{source}: valid, {found.num_sequences} sequences, {len(found.routed_experts)} tokens")
+        typer.echo(f"{source}: valid, {trace.num_sequences} sequences, {len(trace.routed_experts)} tokens")
     else:
         typer.echo(f"{source} is not valid: {reason}")
     if not is_valid:
@@ -103,11 +103,11 @@ def split(
         raise InvalidInput.of("split", expected="either --parts or --by-domain", got="both" if by_domain else "neither")
     if not output_dir.is_dir():
         raise InvalidInput.of("--output-dir", expected="a folder that exists", got=output_dir)
-    found = read_trace(source)
+    trace = read_trace(source)
     pieces = (
-        split_by_domain(found)
+        split_by_domain(trace)
         if parts is None
-        else {f"{index:04d}": each for index, each in enumerate(split_in_parts(found, parts))}
+        else {f"{index:04d}": part for index, part in enumerate(split_in_parts(trace, parts))}
     )
     written = []
     for name, file_name in _file_names(pieces).items():
@@ -132,7 +132,7 @@ def _file_names(names: Iterable[str]) -> dict[str, str]:
 
     Letters that a file name cannot hold become `_`. Where that makes two names equal, both get a digest of the name.
     """
-    parts = {name: "".join(each if each.isalnum() or each in "-_." else "_" for each in name) for name in names}
+    parts = {name: "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name) for name in names}
     times = Counter(parts.values())
     return {
         name: part if times[part] == 1 else f"{part}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

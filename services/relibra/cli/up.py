@@ -52,8 +52,8 @@ def up(
     """
     start_logging()
     stop = _Stop()
-    for each in STOP_SIGNALS:
-        signal.signal(each, stop.ask)
+    for number in STOP_SIGNALS:
+        signal.signal(number, stop.ask)
     if ready_file is not None:
         ready_file.unlink(missing_ok=True)
     with ExitStack() as stack:

@@ -23,10 +23,10 @@ class TorchCuda:
 def examine() -> list[Finding]:
     """Query the driver, torch and NVRTC."""
     gpus, torch_cuda = run_nvidia_smi("--query-gpu=name,driver_version", "--format=csv,noheader"), _torch()
-    found = judge(None if gpus is None else gpus.splitlines(), torch_cuda)
+    findings = judge(None if gpus is None else gpus.splitlines(), torch_cuda)
     if torch_cuda is not None and torch_cuda.is_available:
-        found.append(_nvrtc(torch_cuda.capabilities))
-    return found
+        findings.append(_nvrtc(torch_cuda.capabilities))
+    return findings
 
 
 def judge(gpus: Sequence[str] | None, torch_cuda: TorchCuda | None) -> list[Finding]:
@@ -42,16 +42,16 @@ def judge(gpus: Sequence[str] | None, torch_cuda: TorchCuda | None) -> list[Find
             return [warning("gpu", reason, "on a trainer, install the NVIDIA driver or give the container its GPUs")]
         return [skipped("gpu", "this machine has no NVIDIA GPU; only trainers need one")]
     name, _, driver = gpus[0].partition(", ")
-    found = [ok("gpu", f"{len(gpus)} x {name}, driver {driver}")]
+    findings = [ok("gpu", f"{len(gpus)} x {name}, driver {driver}")]
     if torch_cuda is None:
-        return [*found, skipped("gpu: torch", "not installed; only trainers need it")]
+        return [*findings, skipped("gpu: torch", "not installed; only trainers need it")]
     if torch_cuda.cuda is None:
         fix = "install the CUDA build: pip install --force-reinstall torch"
-        return [*found, failed("gpu: torch", f"torch {torch_cuda.version} is built without CUDA", fix)]
+        return [*findings, failed("gpu: torch", f"torch {torch_cuda.version} is built without CUDA", fix)]
     if not torch_cuda.is_available:
         reason = f"torch {torch_cuda.version} with CUDA {torch_cuda.cuda} cannot use the GPUs on driver {driver}"
-        return [*found, failed("gpu: torch", reason, "update the driver, or install torch for an older CUDA")]
-    return [*found, ok("gpu: torch", f"torch {torch_cuda.version}, CUDA {torch_cuda.cuda}")]
+        return [*findings, failed("gpu: torch", reason, "update the driver, or install torch for an older CUDA")]
+    return [*findings, ok("gpu: torch", f"torch {torch_cuda.version}, CUDA {torch_cuda.cuda}")]
 
 
 def run_nvidia_smi(*arguments: str) -> str | None:

@@ -28,7 +28,7 @@ def judge(root: Path, version: str) -> list[Finding]:
     from relibra.agent.needed_in_sources import missing_in
     from relibra.agent.needs import NEEDS, RAN, REPLAY_NEEDS
 
-    found = [
+    findings = [
         failed(
             _SUBJECT,
             f"megatron-core {version} lacks {lack}",
@@ -36,26 +36,26 @@ def judge(root: Path, version: str) -> list[Finding]:
         )
         for lack in missing_in(root)
     ]
-    if not found:
+    if not findings:
         what = f"megatron-core {version} has all {len(NEEDS)} attributes and signatures that the agent needs"
         is_tested = ".".join(version.split(".")[:2]) in RAN
-        found.append(ok(_SUBJECT, what if is_tested else f"{what}; the tests did not run on this version"))
+        findings.append(ok(_SUBJECT, what if is_tested else f"{what}; the tests did not run on this version"))
     if missing_in(root, REPLAY_NEEDS):
-        found.append(
+        findings.append(
             warning(
                 _SUBJECT,
                 "its routers have no router_replay of megatron's kind, so the agent cannot give them routing",
                 "use the framework's own replay of routing, or plans from history",
             )
         )
-    return found
+    return findings
 
 
 def _root() -> Path | None:
     """Return the folder in which Python would find `megatron.core`, without importing it."""
     packages = PathFinder.find_spec("megatron", sys.path)
     folders = [] if packages is None else list(packages.submodule_search_locations or ())
-    return next((Path(each).parent for each in folders if Path(each, "core", "__init__.py").is_file()), None)
+    return next((Path(folder).parent for folder in folders if Path(folder, "core", "__init__.py").is_file()), None)
 
 
 def version_of(root: Path) -> str:
@@ -64,8 +64,8 @@ def version_of(root: Path) -> str:
     file = root / "megatron" / "core" / "package_info.py"
     if file.is_file():
         lines = file.read_text(encoding="utf-8").splitlines()
-        found = (line.partition("=") for line in lines if line.startswith(("MAJOR", "MINOR", "PATCH", "PRE_RELEASE")))
-        info = {name.strip(): value.strip().strip("\"'") for name, _, value in found}
+        parts = (line.partition("=") for line in lines if line.startswith(("MAJOR", "MINOR", "PATCH", "PRE_RELEASE")))
+        info = {name.strip(): value.strip().strip("\"'") for name, _, value in parts}
     try:
         return "{MAJOR}.{MINOR}.{PATCH}{PRE_RELEASE}".format_map(info)
     except KeyError:

@@ -16,15 +16,17 @@ _ROLES = {"": "rollout worker", "planner": "planner and status", "agent": "train
 def examine() -> list[Finding]:
     """Compare the installed packages with the requirements of relibra."""
     wanted = [Requirement(line) for line in metadata.requires("relibra") or ()]
-    installed = {each.name: version for each in wanted if (version := _version(each.name)) is not None}
-    found = [ok("versions", f"relibra {metadata.version('relibra')}, Python {platform.python_version()}")]
-    found += judge(wanted, installed)
+    installed = {
+        requirement.name: version for requirement in wanted if (version := _version(requirement.name)) is not None
+    }
+    findings = [ok("versions", f"relibra {metadata.version('relibra')}, Python {platform.python_version()}")]
+    findings += judge(wanted, installed)
     try:
         importlib.import_module("relibra.wire.client")
     except Exception as error:
         fix = f"pip install --upgrade 'protobuf{_specifier(wanted, 'protobuf')}'"
-        found.append(failed("versions: wire", f"the wire contract cannot be loaded: {error}", fix))
-    return found
+        findings.append(failed("versions: wire", f"the wire contract cannot be loaded: {error}", fix))
+    return findings
 
 
 def judge(wanted: Iterable[Requirement], installed: Mapping[str, str]) -> list[Finding]:
@@ -34,26 +36,29 @@ def judge(wanted: Iterable[Requirement], installed: Mapping[str, str]) -> list[F
         wanted: the requirements in relibra's metadata, each with its extra in the marker.
         installed: installed version by package name.
     """
-    found = []
-    wanted = [each for each in wanted if each.name != "relibra"]
+    findings = []
+    wanted = [requirement for requirement in wanted if requirement.name != "relibra"]
     for extra, role in _ROLES.items():
-        of_role = [each for each in wanted if _is_of(each, extra)]
-        missing = [each.name for each in of_role if each.name not in installed]
+        of_role = [requirement for requirement in wanted if _is_of(requirement, extra)]
+        missing = [requirement.name for requirement in of_role if requirement.name not in installed]
         wrong = [
-            f"{each.name} {installed[each.name]}, not {each.specifier}"
-            for each in of_role
-            if each.name in installed and not each.specifier.contains(installed[each.name], prereleases=True)
+            f"{requirement.name} {installed[requirement.name]}, not {requirement.specifier}"
+            for requirement in of_role
+            if requirement.name in installed
+            and not requirement.specifier.contains(installed[requirement.name], prereleases=True)
         ]
         subject, install = f"versions: {role}", f"pip install 'relibra{f'[{extra}]' if extra else ''}'"
         if wrong:
-            found.append(failed(subject, "; ".join(wrong), install))
+            findings.append(failed(subject, "; ".join(wrong), install))
         elif missing and len(missing) == len(of_role):
-            found.append(skipped(subject, f"not for this machine: {', '.join(missing)} not installed"))
+            findings.append(skipped(subject, f"not for this machine: {', '.join(missing)} not installed"))
         elif missing:
-            found.append(failed(subject, f"{', '.join(missing)} not installed", install))
+            findings.append(failed(subject, f"{', '.join(missing)} not installed", install))
         else:
-            found.append(ok(subject, ", ".join(f"{each.name} {installed[each.name]}" for each in of_role)))
-    return found
+            findings.append(
+                ok(subject, ", ".join(f"{requirement.name} {installed[requirement.name]}" for requirement in of_role))
+            )
+    return findings
 
 
 def _is_of(requirement: Requirement, extra: str) -> bool:
@@ -72,4 +77,4 @@ def _version(name: str) -> str | None:
 
 
 def _specifier(wanted: Iterable[Requirement], name: str) -> str:
-    return next((str(each.specifier) for each in wanted if each.name == name), "")
+    return next((str(requirement.specifier) for requirement in wanted if requirement.name == name), "")

@@ -34,8 +34,10 @@ def examine(address: str | None, version: str) -> list[Finding]:
             state, said, theirs = _NONE, error.details() or error.code().name, None
     if address is None and state == _NONE:
         return [skipped("planner", f"no address given (--planner or RELIBRA_PLANNER), and no planner at {where}")]
-    found = judge(where, state, said, has_tls=credentials.ca_file is not None, has_token=credentials.token is not None)
-    return found if state == _NONE else [*found, judge_version(theirs, version)]
+    findings = judge(
+        where, state, said, has_tls=credentials.ca_file is not None, has_token=credentials.token is not None
+    )
+    return findings if state == _NONE else [*findings, judge_version(theirs, version)]
 
 
 def judge(address: str, state: str, said: str, *, has_tls: bool, has_token: bool) -> list[Finding]:
@@ -66,16 +68,16 @@ def judge(address: str, state: str, said: str, *, has_tls: bool, has_token: bool
                 "planner", f"{address} is {state}", "the planner cannot reach Redis or is shutting down: see its log"
             )
         ]
-    found = [ok("planner", f"{address} serves")]
+    findings = [ok("planner", f"{address} serves")]
     if has_tls:
-        found.append(ok("planner: TLS", "on"))
+        findings.append(ok("planner: TLS", "on"))
     elif not _is_loopback(address):
         reason = f"calls{' and the token' if has_token else ''} travel unencrypted"
         fix = "set tls_cert_file and tls_key_file on planners, and RELIBRA_TLS_CA_FILE on clients"
-        found.append(warning("planner: TLS", reason, fix))
+        findings.append(warning("planner: TLS", reason, fix))
     else:
-        found.append(ok("planner: TLS", "off, but only this machine can connect"))
-    return found
+        findings.append(ok("planner: TLS", "off, but only this machine can connect"))
+    return findings
 
 
 def judge_version(theirs: str | None, ours: str) -> Finding:

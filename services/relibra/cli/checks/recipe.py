@@ -16,67 +16,69 @@ from relibra.errors import InvalidInput
 _MAX_NAMES = 40
 
 
-def examine(path: Path | None, framework: Framework | None, given: list[str]) -> list[Finding]:
+def examine(path: Path | None, framework: Framework | None, variables: list[str]) -> list[Finding]:
     """Return the findings about a recipe.
 
     Args:
         path: the recipe; None if none was asked about.
         framework: its framework; None to tell it from the file.
-        given: variables or options that the recipe takes from outside, as NAME=VALUE.
+        variables: variables or options that the recipe takes from outside, as NAME=VALUE.
 
     Raises:
         InvalidInput: the recipe cannot be read.
     """
     if path is None:
-        if framework is not None or given:
+        if framework is not None or variables:
             raise InvalidInput.of("--recipe", expected="a file, because --framework or --set was given", got="none")
         return [skipped("recipe", "not checked: pass --recipe")]
-    return judge_recipe(read_recipe(path, framework, _pairs(given)))
+    return judge_recipe(read_recipe(path, framework, _pairs(variables)))
 
 
 def judge_recipe(recipe: Recipe) -> list[Finding]:
     """Return the findings about a recipe: the verdict, settings to change, doubts, and the settings that run."""
-    values = {name: given.value for name, given in recipe.settings.items()}
+    values = {name: setting.value for name, setting in recipe.settings.items()}
     judgement = judge(values, megatron_core=recipe.megatron_core, framework=recipe.framework)
     data = framework_data(recipe.framework)
 
     def said(refusal: Refusal, text: str) -> str:
-        given = recipe.settings.get(refusal.setting)
-        origin = "Megatron's default" if given is None else given.origin
+        setting = recipe.settings.get(refusal.setting)
+        origin = "Megatron's default" if setting is None else setting.origin
         if refusal.setting == "megatron-core":
             origin = f"{recipe.framework} at {data['commit']} pins it"
         return f"{text} ({origin})"
 
-    found = [failed("recipe", said(each, each.reason), each.fix, each.cost) for each in judgement.refusals]
-    found += [warning("recipe", said(each, each.what), each.fix, each.cost) for each in judgement.warnings]
+    findings = [
+        failed("recipe", said(refusal, refusal.reason), refusal.fix, refusal.cost) for refusal in judgement.refusals
+    ]
+    findings += [warning("recipe", said(doubt, doubt.what), doubt.fix, doubt.cost) for doubt in judgement.warnings]
     if "megatron" in data:
         reason = f"{recipe.framework} runs on {data['megatron']}, which was not tested"
-        found.append(warning("recipe", reason, "try attaching in a short run first"))
+        findings.append(warning("recipe", reason, "try attaching in a short run first"))
     by_hand = "give the value with --set NAME=VALUE, or check it by hand"
-    found += [warning("recipe", each, by_hand) for each in recipe.warnings]
+    findings += [warning("recipe", text, by_hand) for text in recipe.warnings]
     if names := recipe.unknown:
         more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
         was = "s were" if len(names) > 1 else " was"
         reason = f"{len(names)} unknown option{was} not judged: {', '.join(names[:_MAX_NAMES])}{more}"
         fix = "see docs/integration/settings.md; the agent cannot refuse what it does not know"
-        found.append(warning("recipe", reason, fix))
-    judged = {each.setting for each in (*judgement.refusals, *judgement.warnings)}
+        findings.append(warning("recipe", reason, fix))
+    judged = {refusal.setting for refusal in (*judgement.refusals, *judgement.warnings)}
     runs = [
-        ok("recipe", f"{each.name}={shown(values[each.name])} ({recipe.settings[each.name].origin})")
-        for each in SETTINGS
-        if each.name in values and each.name not in judged
+        ok("recipe", f"{setting.name}={shown(values[setting.name])} ({recipe.settings[setting.name].origin})")
+        for setting in SETTINGS
+        if setting.name in values and setting.name not in judged
     ]
-    return [_verdict(recipe, found, num_refused=len(judgement.refusals)), *found, *runs]
+    return [_verdict(recipe, findings, num_refused=len(judgement.refusals)), *findings, *runs]
 
 
-def _verdict(recipe: Recipe, found: list[Finding], *, num_refused: int) -> Finding:
+def _verdict(recipe: Recipe, findings: list[Finding], *, num_refused: int) -> Finding:
     model = recipe.model or "a model that the recipe does not name"
     family = f", family {recipe.family}" if recipe.family else ""
     about = f"{recipe.framework}, {model}{family}, {len(recipe.settings)} settings"
     if num_refused:
         count = f"{num_refused} setting{'s' if num_refused > 1 else ''}"
         return failed("recipe", f"{Verdict.REFUSED} for {count}: {about}", "change what follows")
-    if found:
+    if findings:
         return warning("recipe", f"{Verdict.WARNED}: {about}", "read what follows")
     return ok("recipe", f"{Verdict.TAKEN}: {about}")
 
@@ -86,11 +88,11 @@ def shown(value: Any) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-def _pairs(given: list[str]) -> dict[str, str]:
+def _pairs(arguments: list[str]) -> dict[str, str]:
     pairs = {}
-    for each in given:
-        name, equals, value = each.partition("=")
+    for pair in arguments:
+        name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise InvalidInput.of("--set", expected="NAME=VALUE", got=each)
+            raise InvalidInput.of("--set", expected="NAME=VALUE", got=pair)
         pairs[name] = value
     return pairs

@@ -35,9 +35,9 @@ def examine(url: str | None) -> list[Finding]:
 
 def judge(info: Mapping[str, Any], schema: int | None) -> list[Finding]:
     """Return the findings about the fields of `INFO` and the stored schema version, which is None if none is stored."""
-    found = [ok("redis", f"responds, version {info.get('redis_version', 'unknown')}")]
+    findings = [ok("redis", f"responds, version {info.get('redis_version', 'unknown')}")]
     if not info.get("aof_enabled"):
-        found.append(
+        findings.append(
             failed(
                 "redis: persistence",
                 "the append-only file is off: acknowledged data is lost if Redis dies",
@@ -45,27 +45,31 @@ def judge(info: Mapping[str, Any], schema: int | None) -> list[Finding]:
             )
         )
     elif info.get("aof_last_write_status", "ok") != "ok":
-        found.append(failed("redis: persistence", "the append-only file cannot be written", "free space on its disk"))
+        findings.append(
+            failed("redis: persistence", "the append-only file cannot be written", "free space on its disk")
+        )
     else:
-        found.append(ok("redis: persistence", "the append-only file is on"))
+        findings.append(ok("redis: persistence", "the append-only file is on"))
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         reason = f"keys, including plans, are evicted when memory is full (maxmemory-policy {policy})"
-        found.append(failed("redis: eviction", reason, "set `maxmemory-policy noeviction`"))
+        findings.append(failed("redis: eviction", reason, "set `maxmemory-policy noeviction`"))
     else:
-        found.append(ok("redis: eviction", "keys are never evicted"))
+        findings.append(ok("redis: eviction", "keys are never evicted"))
     most, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
     if most and used > _FULL_SHARE * most:
         reason = f"{used / 2**20:.0f} of {most / 2**20:.0f} MiB are in use"
-        found.append(warning("redis: memory", reason, "raise `maxmemory`, lower RELIBRA_RETAINED_STEPS or remove jobs"))
+        findings.append(
+            warning("redis: memory", reason, "raise `maxmemory`, lower RELIBRA_RETAINED_STEPS or remove jobs")
+        )
     if schema is not None and schema != SCHEMA_VERSION:
         fix = "upgrade relibra" if schema > SCHEMA_VERSION else "use an empty Redis"
-        found.append(
+        findings.append(
             failed(
                 "redis: schema", f"Redis has schema version {schema}, this relibra reads version {SCHEMA_VERSION}", fix
             )
         )
-    return found
+    return findings
 
 
 @raises_unavailable

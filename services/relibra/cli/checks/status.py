@@ -12,14 +12,14 @@ def examine(url: str | None, version: str) -> list[Finding]:
         InvalidInput: `url` is not an HTTP URL.
     """
     client = StatusClient(url or DEFAULT_URL)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
-        found += judge_version(client.url, client.get("openapi.json")["info"]["version"], version)
+        findings += judge_version(client.url, client.get("openapi.json")["info"]["version"], version)
         client.get("readyz")
         client.get("v1", "jobs")
     except (Unauthenticated, Forbidden) as error:
         return [
-            *found,
+            *findings,
             failed("status: access", str(error), "set RELIBRA_TOKEN to a token with role viewer, trainer or admin"),
         ]
     except RelibraError as error:
@@ -28,7 +28,7 @@ def examine(url: str | None, version: str) -> list[Finding]:
                 skipped("status", f"no URL given (--url or RELIBRA_STATUS_URL), and no status service at {client.url}")
             ]
         return [failed("status", str(error), "start it with `relibra status`, or restart its Redis")]
-    return found
+    return findings
 
 
 def judge_version(url: str, theirs: str, ours: str) -> list[Finding]:

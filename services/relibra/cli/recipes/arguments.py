@@ -21,7 +21,7 @@ def read_options(words: Sequence[str], flags: Container[str] = ()) -> Options:
     A word that is not known at all may stand for further options. It is no value of an option that has one, or that is
     among `flags`, which take none.
     """
-    found: Options = {}
+    options: Options = {}
     at = 0
     while at < len(words):
         word = words[at]
@@ -35,11 +35,11 @@ def read_options(words: Sequence[str], flags: Container[str] = ()) -> Options:
                 values.append(words[at])
             at += 1
         name = name.replace("-", "_")
-        found.pop(name, None)
-        found[name] = True if not values else values[0] if len(values) == 1 else values
+        options.pop(name, None)
+        options[name] = True if not values else values[0] if len(values) == 1 else values
         if name.startswith("no_") and not values:
-            found[name.removeprefix("no_")] = False
-    return found
+            options[name.removeprefix("no_")] = False
+    return options
 
 
 def is_option(word: str) -> bool:
@@ -49,17 +49,17 @@ def is_option(word: str) -> bool:
 
 def read_overrides(words: Iterable[str]) -> dict[str, Any]:
     """Return Hydra's overrides among words: path -> value. `~path` deletes, so its value is None."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for word in words:
         if is_option(word):
             continue
         path, equals, value = word.partition("=")
         path = path.lstrip("+")
         if path.startswith("~"):
-            found[path[1:]] = None
+            values[path[1:]] = None
         elif equals and path and all(part.replace("-", "_").isidentifier() for part in _parts(path)):
-            found[path] = parsed(value)
-    return found
+            values[path] = parsed(value)
+    return values
 
 
 def parsed(text: Any) -> Any:
@@ -88,26 +88,26 @@ def _parts(path: str) -> list[str]:
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     """Return `base` with the values of `over`; mappings are merged, everything else is replaced."""
-    found = dict(base)
+    both = dict(base)
     for name, value in over.items():
-        inner = found.get(name)
-        found[name] = merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
-    return found
+        inner = both.get(name)
+        both[name] = merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return both
 
 
 def nested(overrides: dict[str, Any]) -> dict[str, Any]:
     """Return overrides by path as nested mappings."""
-    found: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     for path, value in overrides.items():
         *above, last = path.split(".")
-        here = found
+        here = tree
         for part in above:
             inner = here.get(part)
             if not isinstance(inner, dict):
                 inner = here[part] = {}
             here = inner
         here[last] = value
-    return found
+    return tree
 
 
 def at_path(config: Any, path: str, default: Any = None) -> Any:
@@ -121,10 +121,10 @@ def at_path(config: Any, path: str, default: Any = None) -> Any:
 
 def leaves(config: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a configuration of any depth by their names; a section that is switched off has none."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in config.items():
         if not isinstance(value, dict):
-            found[str(name).replace("-", "_")] = value
+            flat[str(name).replace("-", "_")] = value
         elif value.get("enabled") is not False:
-            found |= leaves(value)
-    return found
+            flat |= leaves(value)
+    return flat

@@ -106,8 +106,8 @@ class Effective:
     cuda_graph_impl = "none"
     moe_token_dispatcher_type = "allgather"
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self.__dict__ |= given
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.__dict__ |= values
 
     def __getattr__(self, name: str) -> Any:
         return None

@@ -42,39 +42,39 @@ class Launch:
 
     def section(self, path: str) -> dict[str, Any]:
         """Return the mapping at a path of the merged configuration; an empty one if there is none."""
-        found = at_path(self.merged_config, path)
-        return found if isinstance(found, dict) else {}
+        section = at_path(self.merged_config, path)
+        return section if isinstance(section, dict) else {}
 
     def line_of(self, *names: str) -> str:
         """Return the line of the file that sets an option, for people; if none does, that it comes from elsewhere.
 
         In YAML, `a.b` is the key b of the mapping a. In a launcher, the last line counts that has one of the names.
         """
-        found = 0
+        at_line = 0
         if self.config and not self.words:
-            found = next((number for each in names if (number := yaml_lines(self.text).get(each))), 0)
-            return f"line {found}" if found else f"default of {self.path.name}, or of a file that it names"
+            at_line = next((number for name in names if (number := yaml_lines(self.text).get(name))), 0)
+            return f"line {at_line}" if at_line else f"default of {self.path.name}, or of a file that it names"
         for at, line in enumerate(self.text.splitlines(), 1):
-            if not line.lstrip().startswith("#") and any(_sets(line, each) for each in names):
-                found = at
-        return f"line {found}" if found else f"default of {self.path.name}, or of a file that it reads"
+            if not line.lstrip().startswith("#") and any(_sets(line, name) for name in names):
+                at_line = at
+        return f"line {at_line}" if at_line else f"default of {self.path.name}, or of a file that it reads"
 
 
 @functools.cache
 def yaml_lines(text: str) -> dict[str, int]:
     """Return the line of every key of a YAML mapping, by its path."""
-    found: dict[str, int] = {}
+    line_of_key: dict[str, int] = {}
 
     def walk(node: Any, above: str) -> None:
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
                 path = f"{above}.{key.value}" if above else str(key.value)
-                found[path] = key.start_mark.line + 1
+                line_of_key[path] = key.start_mark.line + 1
                 walk(value, path)
 
     with suppress(yaml.YAMLError, RecursionError):
         walk(yaml.compose(text), "")
-    return found
+    return line_of_key
 
 
 def _sets(line: str, name: str) -> bool:

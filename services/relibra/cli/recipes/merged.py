@@ -33,31 +33,31 @@ def _read(path: Path, warnings: list[str], shipped: dict[str, dict[str, Any]], d
             f"expected `defaults` that come to an end, got more than {_MAX_DEPTH} files from {path.name}"
         )
     content = load_yaml(path)
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     own = {name: value for name, value in content.items() if name != "defaults"}
     is_merged = False
-    for each in _names(content.get("defaults")):
-        if each == "_self_":
-            found, is_merged = merged(found, own), True
+    for default in _names(content.get("defaults")):
+        if default == "_self_":
+            settings, is_merged = merged(settings, own), True
             continue
-        base = path.parent / (each if each.endswith((".yaml", ".yml")) else f"{each}.yaml")
+        base = path.parent / (default if default.endswith((".yaml", ".yml")) else f"{default}.yaml")
         if base.is_file():
-            found = merged(found, _read(base, warnings, shipped, depth + 1))
+            settings = merged(settings, _read(base, warnings, shipped, depth + 1))
         elif (known := shipped.get(base.name)) is not None:
-            found = merged(found, known)
+            settings = merged(settings, known)
         else:
-            warnings.append(f"{path.name}: its default {each} is not beside it, so settings in it are not known")
-    return found if is_merged else merged(found, own)
+            warnings.append(f"{path.name}: its default {default} is not beside it, so settings in it are not known")
+    return settings if is_merged else merged(settings, own)
 
 
 def _names(defaults: Any) -> list[str]:
     """Return the files that `defaults` names. Groups of Hydra (`group: option`) are not files of the same folder."""
     names: list[str] = []
-    for each in [defaults] if isinstance(defaults, str) else defaults if isinstance(defaults, list) else []:
-        if isinstance(each, str):
-            names.append(each)
-        elif isinstance(each, dict):
-            options = ((str(group).split("@")[0], option) for group, option in each.items())
+    for entry in [defaults] if isinstance(defaults, str) else defaults if isinstance(defaults, list) else []:
+        if isinstance(entry, str):
+            names.append(entry)
+        elif isinstance(entry, dict):
+            options = ((str(group).split("@")[0], option) for group, option in entry.items())
             names += [f"{group}/{option}" for group, option in options if isinstance(option, str)]
     return names
 
@@ -91,9 +91,9 @@ def resolved(config: dict[str, Any]) -> dict[str, Any]:
         if whole is not None:
             target = at_path(config, whole[1], value)
             return value if target == value else resolve(target, depth + 1)
-        changed = _REFERENCE.sub(lambda found: str(at_path(config, found[1], found[0])), value)
+        changed = _REFERENCE.sub(lambda match: str(at_path(config, match[1], match[0])), value)
         return value if changed == value else resolve(changed, depth + 1)
 
-    found = resolve(config, 0)
-    assert isinstance(found, dict)
-    return found
+    resolved_config = resolve(config, 0)
+    assert isinstance(resolved_config, dict)
+    return resolved_config

@@ -32,5 +32,5 @@ class Recipe:
 
     def value(self, name: str, default: Any = None) -> Any:
         """Return the value of a setting."""
-        given = self.settings.get(name)
-        return default if given is None else given.value
+        setting = self.settings.get(name)
+        return default if setting is None else setting.value

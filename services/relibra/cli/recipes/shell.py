@@ -130,7 +130,7 @@ def _serve(process: subprocess.Popen[bytes], script: Path, *, marks: bool) -> tu
             case _:
                 commands += [words] if words else []
                 continue
-        process.stdin.write("".join(f"{each}\0" for each in answer).encode(errors="replace"))
+        process.stdin.write("".join(f"{word}\0" for word in answer).encode(errors="replace"))
         process.stdin.flush()
     return commands, doubts
 

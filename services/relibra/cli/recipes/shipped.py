@@ -62,22 +62,22 @@ def is_neutral(name: str) -> bool:
 
 @functools.cache
 def _neutral() -> re.Pattern[str]:
-    return re.compile("|".join(f"(?:{each})" for each in _load("neutral_options.yaml")["patterns"]))
+    return re.compile("|".join(f"(?:{pattern})" for pattern in _load("neutral_options.yaml")["patterns"]))
 
 
 @functools.cache
 def _of_table() -> frozenset[str]:
-    return frozenset(each.name for each in SETTINGS)
+    return frozenset(setting.name for setting in SETTINGS)
 
 
 def find_family(model: str) -> Family | None:
     """Return the family of a model, by its name or path, or None if none is known."""
     data = _load("families.yaml")
     name = re.sub(r"[_.\s]", "-", model.lower())
-    for each in data["families"]:
-        if re.search(each["pattern"], name):
-            settings = data["common"] | each["settings"]
-            return Family(each["name"], settings, each["shared_experts"], each.get("mtp", 0))
+    for family in data["families"]:
+        if re.search(family["pattern"], name):
+            settings = data["common"] | family["settings"]
+            return Family(family["name"], settings, family["shared_experts"], family.get("mtp", 0))
     return None
 
 

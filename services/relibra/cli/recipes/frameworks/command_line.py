@@ -14,7 +14,7 @@ def read_command_line(draft: Draft) -> None:
     framework, launch = draft.framework, draft.launch
     options = launch.all_options() if framework == "megatron" else launch.options()
     draft.put_defaults()
-    model = next((str(options[each]) for each in ("hf_checkpoint", "model", "load") if each in options), "")
+    model = next((str(options[option]) for option in ("hf_checkpoint", "model", "load") if option in options), "")
     draft.name_model(model)
     values = {name: _value(name, value) for name, value in options.items() if not name.startswith("no_")}
     values |= {name: True for name in options if name.startswith("no_") and name in known_options()}

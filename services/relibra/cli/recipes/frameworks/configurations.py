@@ -38,9 +38,9 @@ def read_verl(draft: Draft) -> None:
     draft.begin(model.get("path"), has_provider=True)
     if draft.family is not None and at_path(model, "mtp.enable"):
         draft.put_line("mtp_num_layers", draft.family.mtp_num_layers, "mtp.enable", "enable")
-    draft.take({each: engine[each] for each in _ENGINE if each in engine}, megatron)
-    draft.take_sections(*(f"{megatron}.override_{each}_config" for each in ("transformer", "ddp")))
-    draft.take({each: optimizer[each] for each in _OPTIMIZER if each in optimizer}, optim)
+    draft.take({name: engine[name] for name in _ENGINE if name in engine}, megatron)
+    draft.take_sections(*(f"{megatron}.override_{name}_config" for name in ("transformer", "ddp")))
+    draft.take({name: optimizer[name] for name in _OPTIMIZER if name in optimizer}, optim)
     if engine.get("dtype") in ("float16", "fp16"):
         draft.put("use_precision_aware_optimizer", True, f"verl sets it with dtype=float16, {launch.line_of('dtype')}")
     draft.take_sections(f"{optim}.override_optimizer_config")
@@ -50,7 +50,7 @@ def read_verl(draft: Draft) -> None:
     draft.lora(at_path(model, "lora.rank"), at_path(model, "lora.target_modules", "all-linear"), "lora.rank", "rank")
     paths = ("model_engine", "actor_rollout_ref.actor.strategy", "engine.strategy", "engine", "strategy")
     is_chosen = (
-        "megatron" in [at_path(config, each) for each in paths]
+        "megatron" in [at_path(config, path) for path in paths]
         or any("megatron" in word for word in launch.words if "config-name" in word or "engine" in word)
         or "megatron" in str(launch.options().get("config_name"))
     )
@@ -61,11 +61,11 @@ def read_skyrl(draft: Draft) -> None:
     """Read overrides of `trainer.policy.megatron_config`, or of `megatron_config` for supervised training."""
     launch, config = draft.launch, draft.launch.merged_config
     is_rl = isinstance(config.get("trainer"), dict)
-    trainer, policy = (launch.section(each) if is_rl else config for each in ("trainer", "trainer.policy"))
+    trainer, policy = (launch.section(name) if is_rl else config for name in ("trainer", "trainer.policy"))
     megatron = "trainer.policy.megatron_config" if is_rl else "megatron_config"
     draft.begin(at_path(policy, "model.path"), has_provider=True)
     inner = ("transformer_config_kwargs", "optimizer_config_kwargs", "ddp_config")
-    draft.take_sections(megatron, *(f"{megatron}.{each}" for each in inner))
+    draft.take_sections(megatron, *(f"{megatron}.{name}" for name in inner))
     if trainer.get("gradient_checkpointing") is False:
         draft.put_line("recompute_granularity", None, "gradient_checkpointing")
     replay = draft.settings.get("moe_enable_routing_replay")
@@ -141,7 +141,7 @@ def parallel_sizes(backend: str) -> dict[str, Any] | None:
     match = re.search(r"megatron:(?:\((?P<parts>[^)]*)\)|(?P<plain>\w+))", backend)
     if match is None:
         return None
-    parts = dict(each.partition(":")[::2] for each in (match["parts"] or f"attn:{match['plain']}").split("|"))
+    parts = dict(part.partition(":")[::2] for part in (match["parts"] or f"attn:{match['plain']}").split("|"))
     sizes = {name: _size(parts.get("attn", ""), letter) for letter, name in _AREAL_SIZES.items()}
     if match["parts"]:
         sizes["expert_model_parallel_size"] = _size(parts.get("ffn", ""), "e") or 1
@@ -160,7 +160,7 @@ def read_roll(draft: Draft) -> None:
     model = at_path(trained, "model_args.model_name_or_path") or draft.launch.merged_config.get("pretrain")
     draft.begin(model, has_provider=False)
     draft.take_sections(section, f"{section}.additional_configs")
-    rank, targets = (at_path(trained, f"model_args.lora_{each}") for each in ("rank", "target"))
+    rank, targets = (at_path(trained, f"model_args.lora_{name}") for name in ("rank", "target"))
     draft.lora(rank, targets or "all-linear", "actor_train.model_args.lora_rank", "lora_rank")
     is_chosen = at_path(trained, "strategy_args.strategy_name") == "megatron_train"
     draft.expect_megatron(is_chosen, "actor_train.strategy_args.strategy_name is not megatron_train")

@@ -93,22 +93,22 @@ class Draft:
             values: the values.
             section: the path of the values in the recipe's configuration; empty on a command line.
         """
-        for given, value in values.items():
-            name = _RENAMED.get(given, given)
-            where = self._line(given, section)
-            if given == "moe_enable_deepep":
+        for option, value in values.items():
+            name = _RENAMED.get(option, option)
+            where = self._line(option, section)
+            if option == "moe_enable_deepep":
                 if value:
                     self.put("moe_flex_dispatcher_backend", "deepep", where)
             elif isinstance(value, str) and not is_known(value):
                 if not is_neutral(name):
                     self.warnings.append(
-                        f"{where}: the value of {given} is {shown(value)}, which the file does not tell"
+                        f"{where}: the value of {option} is {shown(value)}, which the file does not tell"
                     )
                     self.settings.pop(name, None)
             elif name in known_options() or name in WRAPPER_OPTIONS:
                 self.put(name, value, where)
             elif not is_neutral(name):
-                self.unknown.append(f"{given} ({where})")
+                self.unknown.append(f"{option} ({where})")
 
     def take_sections(self, *paths: str) -> None:
         """Take the values of sections of the configuration, but not those of the framework's own keys."""
@@ -122,9 +122,11 @@ class Draft:
             rank = int(rank)
         if not rank:
             return
-        words = targets.replace(",", " ").split() if isinstance(targets, str) else [str(each) for each in targets or ()]
+        words = (
+            targets.replace(",", " ").split() if isinstance(targets, str) else [str(target) for target in targets or ()]
+        )
         # Bridge wraps grouped experts in one adapter; adapters on attention alone leave experts as they are.
-        is_on_experts = any(_is_of_experts(each) for each in words)
+        is_on_experts = any(_is_of_experts(word) for word in words)
         values = {"lora_rank": rank, "target_modules": words, "share_expert_adapters": is_on_experts}
         for name, value in values.items():
             self.put_line(name, value, *options)
@@ -157,5 +159,5 @@ class Draft:
 def _is_of_experts(target: str) -> bool:
     """Return whether a target of LoRA names products of experts."""
     return target in ("all-linear", "all", "*") or (
-        "shared" not in target and any(target.endswith(each) for each in _OF_EXPERTS)
+        "shared" not in target and any(target.endswith(ending) for ending in _OF_EXPERTS)
     )

@@ -70,5 +70,5 @@ READERS = {
 
 def guess_framework(text: str) -> Framework | None:
     """Return the only framework of which a file has signs, or None if there is none or more than one."""
-    found = [each for each, reader in READERS.items() if reader.sign.search(text)]
-    return found[0] if len(found) == 1 else None
+    signed = [framework for framework, reader in READERS.items() if reader.sign.search(text)]
+    return signed[0] if len(signed) == 1 else None
