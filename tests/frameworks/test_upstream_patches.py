@@ -1,5 +1,6 @@
 """The patches that would give frameworks a public point where the plug-in wraps something: each one applies."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ import pytest
 
 from harness import frameworks
 
-PATCHES = sorted(Path("docs/integrations/upstream").glob("*.patch"))
+PATCHES = sorted((Path(__file__).parents[2] / "docs" / "integrations" / "upstream").glob("*.patch"))
 CHECKOUTS = {"miles": "miles", "nemo-rl": "NeMo-RL", "slime": "slime"}
 """The folder of the checkout of each framework that is not in the environment."""
 
@@ -34,7 +35,7 @@ def test_a_patch_for_a_framework_applies(patch: Path, frameworks_python: str, tm
     applied = subprocess.run(
         ["git", "apply", "--verbose", str(patch.resolve())],
         cwd=tmp_path,
-        env={"GIT_CEILING_DIRECTORIES": str(tmp_path.parent), "PATH": "/usr/bin:/bin"},
+        env=os.environ | {"GIT_CEILING_DIRECTORIES": str(tmp_path.parent)},
         capture_output=True,
         text=True,
         check=False,
