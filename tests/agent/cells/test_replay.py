@@ -1,9 +1,11 @@
 """Routing replay by micro-batch, on one router. Whole schedules run in tests/distributed."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from relibra.agent.cells.replay import LayerRouting, MicroBatchReplay, check_routing
+from relibra.agent.cells.replay import LayerRouting, MicroBatchReplay, check_routing, replayed
 from relibra.errors import InvalidInput
 from relibra.planning import Model
 
@@ -111,3 +113,23 @@ def test_rows_for_another_number_of_tokens_are_refused() -> None:
     replay = MicroBatchReplay(None, lambda: LayerRouting(torch.tensor([[0, 1]]), has_native=False))
     with pytest.raises(InvalidInput, match="rows for 3 tokens, got 1"):
         replay.get_replay_topk(torch.rand(3, 5), 2, None, None, native)
+
+
+@pytest.mark.parametrize(
+    ("action", "mask", "is_told"),
+    [("replay_forward", None, True), ("replay_backward", None, False), ("record", None, False)]
+    + [("replay_forward", torch.ones(3, dtype=torch.bool), False)],
+)
+def test_a_replay_tells_ahead_only_what_it_has_for_all_rows_of_the_next_forward(
+    action: str, mask: torch.Tensor | None, is_told: bool
+) -> None:
+    experts_TK = torch.zeros(3, 2, dtype=torch.int64)
+    replay = SimpleNamespace(
+        router_replay_action=SimpleNamespace(value=action), target_replay_mask=mask, target_topk_idx=experts_TK
+    )
+    assert replayed(replay) is (experts_TK if is_told else None)
+
+
+def test_a_router_without_a_replay_tells_nothing() -> None:
+    assert replayed(None) is None
+    assert replayed(SimpleNamespace(router_replay_action=None)) is None
