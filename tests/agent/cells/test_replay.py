@@ -117,8 +117,12 @@ def test_rows_for_another_number_of_tokens_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("action", "mask", "is_told"),
-    [("replay_forward", None, True), ("replay_backward", None, False), ("record", None, False)]
-    + [("replay_forward", torch.ones(3, dtype=torch.bool), False)],
+    [
+        ("replay_forward", None, True),
+        ("replay_forward", torch.ones(3, dtype=torch.bool), False),
+        ("replay_backward", None, False),
+        ("record", None, False),
+    ],
 )
 def test_a_replay_tells_ahead_only_what_it_has_for_all_rows_of_the_next_forward(
     action: str, mask: torch.Tensor | None, is_told: bool
