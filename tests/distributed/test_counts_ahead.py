@@ -1,12 +1,13 @@
 """The counts by which ranks split tokens: one all-gather for a micro-batch with replay, else one in each split cell."""
 
+import contextlib
+
 import pytest
 
 from harness.distributed.layout import CP2_EP2_EDP2, EP2_EDP2, EP2_PP2, EP2_VPP, EP4, TP2_EP2_EDP2
 from harness.distributed.on_ranks import IS_RANK, on_ranks
 
 if IS_RANK:
-    import contextlib
     from unittest import mock
 
     import torch
@@ -20,9 +21,10 @@ if IS_RANK:
     from harness.distributed.observed import TOLERANCE, Differences, gathered, logged
     from harness.distributed.watched_gathers import Watched
     from relibra.agent import Phase
+    from relibra.agent.cells import counts_ahead
     from relibra.agent.cells.token_split import GatheredAhead
 
-WARNING = "had relied on it"
+WARNING = "ranks relied on it"
 
 
 def train(cluster, **options):
@@ -144,22 +146,40 @@ def test_S1_S9_a_replay_that_tells_late_on_one_rank_hangs_nobody_and_is_said(clu
     assert max(worst.values()) <= TOLERANCE, worst
 
 
-@on_ranks(EP4)
-def test_S5_routers_that_change_what_was_replayed_are_counted_cell_by_cell(cluster):
-    """A framework moves one token of one rank after the replay, in every layer."""
+@contextlib.contextmanager
+def routers_that_move_a_token():
+    """Let a framework move one of 20 tokens of rank 2 after the replay, in every layer."""
     plain = TopKRouter.routing
 
     def moved(router, *args, **kwargs):
         probs_TE, routing_map_TE = plain(router, *args, **kwargs)
         if dist.get_rank() != 2:
             return probs_TE, routing_map_TE
-        return (torch.cat([each[:1].roll(1, dims=1), each[1:]]) for each in (probs_TE, routing_map_TE))
+        return (torch.cat([rows_TE[:1].roll(1, dims=1), rows_TE[1:]]) for rows_TE in (probs_TE, routing_map_TE))
 
     with mock.patch.object(TopKRouter, "routing", moved):
+        yield
+
+
+@on_ranks(EP4)
+def test_S5_routers_that_change_what_was_replayed_are_counted_cell_by_cell(cluster):
+    with routers_that_move_a_token():
         watched, _, worst = steps_of_a_network(cluster, 3)
     for of_step in watched:
         of_step.assert_exact()
         assert of_step.gathers == of_step.by_cell
+    assert max(worst.values()) <= TOLERANCE, worst
+
+
+@on_ranks(EP4)
+def test_S1_S5_counts_that_differ_by_little_are_gathered_ahead_and_change_no_result(cluster):
+    with routers_that_move_a_token(), mock.patch.object(counts_ahead, "_MOST_WRONG", 0.1):
+        (_, *later), log, worst = steps_of_a_network(cluster, 3)
+    for of_step in later:
+        assert of_step.gathers == of_step.ahead
+        of_step.assert_alike()
+        assert of_step.is_exact() is (dist.get_rank() != 2)
+    assert not any(WARNING in message for messages in log for message in messages)
     assert max(worst.values()) <= TOLERANCE, worst
 
 

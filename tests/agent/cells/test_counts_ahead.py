@@ -34,14 +34,24 @@ def test_nothing_is_counted_if_a_cell_has_no_replay_or_another_shape() -> None:
     assert count_ahead([rows, rows[:3]], 8, CPU) is None
 
 
-def test_a_phase_is_exact_if_all_its_cells_are() -> None:
-    told, other = torch.tensor([1, 2]), torch.tensor([2, 1])
+def test_rows_that_a_replay_leaves_to_the_router_do_not_count() -> None:
+    got_CE = count_ahead([torch.tensor([[2, 1], [-1, -1]])], 3, CPU)
+    assert got_CE is not None
+    assert got_CE.tolist() == [[0, 1, 1]]
+
+
+def test_a_phase_is_close_if_all_its_cells_are() -> None:
+    chosen = torch.tensor([600, 400])
     phase = CountsAhead()
-    assert phase.is_exact() is None
-    phase.note(told, told.clone())
-    assert phase.is_exact() is True
-    phase.note(told, other)
-    assert phase.is_exact() is False
-    untold = CountsAhead()
-    untold.note(None, told)
-    assert untold.is_exact() is False
+    assert phase.is_close() is None
+    phase.note(torch.tensor([594, 396]), chosen)
+    assert phase.is_close() is True
+    phase.note(torch.tensor([594, 395]), chosen)
+    assert phase.is_close() is False
+
+
+def test_a_phase_in_which_a_replay_told_nothing_of_a_cell_is_not_close() -> None:
+    phase, chosen = CountsAhead(), torch.tensor([1, 2])
+    phase.note(chosen, chosen)
+    phase.note(None, chosen)
+    assert phase.is_close() is False

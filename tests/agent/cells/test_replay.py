@@ -116,22 +116,27 @@ def test_rows_for_another_number_of_tokens_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "mask", "is_told"),
-    [
-        ("replay_forward", None, True),
-        ("replay_forward", torch.ones(3, dtype=torch.bool), False),
-        ("replay_backward", None, False),
-        ("record", None, False),
-    ],
+    ("action", "told"), [("replay_forward", [[1, 2], [3, 4]]), ("replay_backward", None), ("record", None)]
 )
-def test_a_replay_tells_ahead_only_what_it_has_for_all_rows_of_the_next_forward(
-    action: str, mask: torch.Tensor | None, is_told: bool
-) -> None:
-    experts_TK = torch.zeros(3, 2, dtype=torch.int64)
+def test_a_replay_tells_ahead_what_it_has_for_the_next_forward(action: str, told: list[list[int]] | None) -> None:
     replay = SimpleNamespace(
-        router_replay_action=SimpleNamespace(value=action), target_replay_mask=mask, target_topk_idx=experts_TK
+        router_replay_action=SimpleNamespace(value=action), target_topk_idx=torch.tensor([[1, 2], [3, 4]])
     )
-    assert replayed(replay) is (experts_TK if is_told else None)
+    experts_TK = replayed(replay)
+    assert (None if experts_TK is None else experts_TK.tolist()) == told
+
+
+def test_rows_outside_of_the_mask_are_left_to_the_router() -> None:
+    target_TK = torch.tensor([[1, 2], [3, 4]])
+    replay = SimpleNamespace(
+        router_replay_action=SimpleNamespace(value="replay_forward"),
+        target_topk_idx=target_TK,
+        target_replay_mask=torch.tensor([1, 0]),
+    )
+    experts_TK = replayed(replay)
+    assert experts_TK is not None
+    assert experts_TK.tolist() == [[1, 2], [-1, -1]]
+    assert target_TK.tolist() == [[1, 2], [3, 4]], "the replay itself keeps what it has"
 
 
 def test_a_router_without_a_replay_tells_nothing() -> None:

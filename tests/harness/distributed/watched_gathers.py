@@ -68,11 +68,19 @@ class Watched:
             yield self
         self.gathers.sort()
 
-    def assert_exact(self) -> None:
-        """Assert that ranks of an EP group split by the same counts, and these are of what each router chose."""
-        used = torch.stack(self._used).cpu()
-        everyone = gathered(used)
+    def assert_alike(self) -> None:
+        """Collective: assert that all ranks of an EP group split by the same counts."""
+        everyone = gathered(torch.stack(self._used).cpu())
         assert all(torch.equal(everyone[rank], everyone[self._members[0]]) for rank in self._members), (
             "ranks split alike"
         )
-        assert torch.equal(used[:, self._ep_rank], torch.stack(self._chosen).cpu()), "counts are those chosen"
+
+    def is_exact(self) -> bool:
+        """Return whether this rank's counts, by which ranks split, are of what its routers chose."""
+        both = zip(self._used, self._chosen, strict=True)
+        return all(torch.equal(used_RE[self._ep_rank], chosen_E) for used_RE, chosen_E in both)
+
+    def assert_exact(self) -> None:
+        """Collective: assert that ranks split alike, by the counts of what routers chose."""
+        self.assert_alike()
+        assert self.is_exact(), "counts are those chosen"

@@ -107,7 +107,7 @@ class Phases:
             if refusal is not None:
                 self._refusal = self._refusal or refusal
                 log.error("step %d, phase %s: %s", record.outcome.step, record.phase, refusal)
-            self._foretold.note(record.phase, record.counts_ahead.is_exact(), record.outcome.step)
+            self._foretold.note(record.phase, record.counts_ahead.is_close(), record.outcome.step)
             report = record.report(
                 self._groups.pipeline,
                 self._groups.everyone,

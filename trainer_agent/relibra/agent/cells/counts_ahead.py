@@ -1,14 +1,14 @@
-"""What a replay tells of the tokens of a micro-batch before its forward, compared with what the routers then choose.
+"""Counts of tokens that a replay tells before the forward of a micro-batch, compared with those that routers choose.
 
-With replay, a rank can count the tokens of all cells of a micro-batch before the first of them runs, so that one
-all-gather brings the counts of all of them. Routers may choose otherwise all the same: a replay may leave rows to them,
-they may drop tokens, and a framework may change what they chose. Then counts that were gathered ahead are wrong, so
-each cell is compared.
+With replay, a rank can count the tokens of all cells of a micro-batch before the first cell runs, so that one
+all-gather brings all these counts. Routers may choose other experts all the same: a replay leaves some rows to them, as
+verl's and NeMo-RL's do with the last row of a sequence, routers may drop tokens, and a framework may change the choice.
+So each cell is compared. Counts that differ by little cost little balance, and never change a result.
 
 C cells of a micro-batch, T tokens of this rank, K top-k, E experts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,39 +18,71 @@ from relibra.agent.cells.token_split import GatheredAhead
 
 _MAP_BYTES = 1 << 26
 """The most memory of routing maps that are counted together."""
+_MOST_WRONG = 0.01
+"""The part of a rank's tokens in a cell by which told counts may differ. Only these are split less evenly."""
 
 
 def count_ahead(expert_CTK: Sequence[Tensor | None], num_experts: int, device: torch.device) -> Tensor | None:
     """Return how many tokens each cell routes to each expert, int32 `[C, E]`; None if a replay does not tell of all.
 
-    As in routers, a token counts once for an expert that its row names twice. Rows of -1, of which a router decides,
-    make the counts wrong.
+    As in routers, a token counts once for an expert that its row names twice. Rows of -1, which a replay leaves to the
+    router, do not count.
 
     Args:
         expert_CTK: the experts of each cell, any integer dtype, on any device; None for a cell without replay.
         num_experts: E.
         device: where the counts are to be.
     """
-    told = [each for each in expert_CTK if each is not None]
-    if len(told) < len(expert_CTK) or len({(each.shape, each.dtype, each.device) for each in told}) > 1:
+    told = [experts_TK for experts_TK in expert_CTK if experts_TK is not None]
+    if len(told) < len(expert_CTK) or len({(cell.shape, cell.dtype, cell.device) for cell in told}) > 1:
         return None
     num_tokens = len(told[0])
     at_once = max(1, _MAP_BYTES // max(1, num_tokens * num_experts))
     counts = []
     for part_CTK in torch.split(torch.stack(told).to(device, non_blocking=True), at_once):
-        map_CTE = torch.zeros(len(part_CTK), num_tokens, num_experts, dtype=torch.bool, device=device)
-        map_CTE.scatter_(2, part_CTK.long().clamp_(min=0), True)
-        counts.append(map_CTE.sum(dim=1, dtype=torch.int32))
+        ids_CTK = part_CTK.long()
+        map_CTE = torch.zeros(len(part_CTK), num_tokens, num_experts + 1, dtype=torch.bool, device=device)
+        map_CTE.scatter_(2, ids_CTK.where(ids_CTK >= 0, num_experts), True)
+        counts.append(map_CTE[..., :num_experts].sum(dim=1, dtype=torch.int32))
     return counts[0] if len(counts) == 1 else torch.cat(counts)
 
 
 class CellAhead(NamedTuple):
-    """What is known of one cell before its router runs."""
+    """The counts of one cell that are known before its router runs."""
 
     counts_E: Tensor | None
     """How many tokens of this rank go to each expert, int32; None if no replay tells."""
     gathered: tuple[GatheredAhead, int] | None
     """The counts of all ranks, under way, and the place of the cell in them; None if ranks gather cell by cell."""
+
+
+def cells_ahead(
+    expert_CTK: Sequence[Tensor | None],
+    num_experts: int,
+    device: torch.device,
+    gather: Callable[[Tensor], GatheredAhead] | None,
+) -> list[CellAhead]:
+    """Return what is known of the cells of a forward before it.
+
+    Args:
+        expert_CTK: the same as of `count_ahead`.
+        num_experts: E.
+        device: where the counts are to be.
+        gather: begins to gather the counts `[C, E]` of all ranks, zeros from a rank whose replay does not tell; None if
+            the ranks gather cell by cell.
+    """
+    counts_CE = count_ahead(expert_CTK, num_experts, device)
+    gathered = None
+    if gather is not None:
+        none_CE = torch.zeros(len(expert_CTK), num_experts, dtype=torch.int32, device=device)
+        gathered = gather(none_CE if counts_CE is None else counts_CE)
+    return [
+        CellAhead(
+            counts_E=None if counts_CE is None else counts_CE[place],
+            gathered=None if gathered is None else (gathered, place),
+        )
+        for place in range(len(expert_CTK))
+    ]
 
 
 class CountsAhead:
@@ -72,12 +104,13 @@ class CountsAhead:
         elif not self._is_untold:
             self._compared.append((told_E, chosen_E))
 
-    def is_exact(self) -> bool | None:
-        """Return whether replays told of every cell just what routers chose; None without cells.
+    def is_close(self) -> bool | None:
+        """Return whether replays told of every cell almost all that routers chose; None without cells.
 
         The host waits for the device.
         """
         if self._is_untold or not self._compared:
             return False if self._is_untold else None
-        told, chosen = (torch.stack(each) for each in zip(*self._compared, strict=True))
-        return torch.equal(told, chosen)
+        told_CE, chosen_CE = (torch.stack(counts) for counts in zip(*self._compared, strict=True))
+        wrong_C = (told_CE - chosen_CE).abs().sum(dim=1)
+        return bool((wrong_C <= _MOST_WRONG * chosen_CE.sum(dim=1)).all())

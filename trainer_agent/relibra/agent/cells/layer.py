@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from relibra.agent.cells.cells import SlotTable, StepCells
-from relibra.agent.cells.counts_ahead import CellAhead, count_ahead
+from relibra.agent.cells.counts_ahead import cells_ahead
 from relibra.agent.cells.fetch import Moment
 from relibra.agent.cells.micro_batch import MicroBatch, current
 from relibra.agent.cells.replay import LayerRouting
@@ -213,22 +213,15 @@ class LayerExecution:
         if self.index in micro_batch.ahead or not cells.is_split(index, self.index) or self._is_again(micro_batch):
             return
         layers = [layer for layer in self._chunk if cells.is_split(index, layer)]
-        counts_CE = count_ahead([self._told(micro_batch, layer) for layer in layers], cells.num_experts, cells.device)
-        gathered = None
-        if micro_batch.counts_ahead.is_agreed:
-            none_CE = torch.zeros(len(layers), cells.num_experts, dtype=torch.int32, device=cells.device)
-            gathered = self._context.split.gather_ahead(none_CE if counts_CE is None else counts_CE)
-        for place, layer in enumerate(layers):
-            micro_batch.ahead[layer] = CellAhead(
-                counts_E=None if counts_CE is None else counts_CE[place],
-                gathered=None if gathered is None else (gathered, place),
-            )
+        gather = self._context.split.gather_ahead if micro_batch.counts_ahead.is_agreed else None
+        expert_CTK = [self._told(micro_batch, layer) for layer in layers]
+        ahead = cells_ahead(expert_CTK, cells.num_experts, cells.device, gather)
+        micro_batch.ahead.update(zip(layers, ahead, strict=True))
 
     def _told(self, micro_batch: MicroBatch, layer: int) -> Tensor | None:
-        """Return the experts `[T, K]` of all tokens in a layer, if the caller or a replay has set them."""
-        given = micro_batch.given_experts
-        if given is not None:
-            return None if given.has_native_L[layer] else given.routed_LTK[layer]
+        """Return the experts `[T, K]` that the caller or a replay has set for a layer, -1 where its router decides."""
+        if (given := micro_batch.given_experts) is not None:
+            return given.routed_LTK[layer]
         replayed = self._context.replayed.get(layer)
         return None if replayed is None else replayed()
 

@@ -89,16 +89,20 @@ def check_routing(routed_LTK: Tensor, model: Model, device: torch.device) -> Giv
 
 
 def replayed(replay: Any) -> Tensor | None:
-    """Return the experts `[T, K]` that a `RouterReplay` has for its router's next forward, if it has them for all rows.
+    """Return the experts `[T, K]` that a `RouterReplay` has for its router's next forward, -1 in rows that it leaves.
 
     Args:
-        replay: megatron's, or one with the same fields, as verl's.
+        replay: megatron's, or one with the same fields and a mask of rows, as verl's.
+
+    Returns:
+        None if the router decides alone.
     """
     action = getattr(getattr(replay, "router_replay_action", None), "value", None)
-    if action != "replay_forward" or getattr(replay, "target_replay_mask", None) is not None:
-        return None
-    experts_TK: Tensor | None = replay.target_topk_idx
-    return experts_TK
+    experts_TK: Tensor | None = replay.target_topk_idx if action == "replay_forward" else None
+    mask = getattr(replay, "target_replay_mask", None)
+    if experts_TK is None or mask is None:
+        return experts_TK
+    return experts_TK.masked_fill(~mask.to(experts_TK.device, torch.bool).view(-1, 1), -1)
 
 
 class MicroBatchReplay:

@@ -64,7 +64,7 @@ class Offer:
     spent: Spent = NOTHING
     """What the step before took on this rank; nothing if it was not measured."""
     foretold: frozenset[Phase] = frozenset()
-    """The phases of which this rank's replay told all that routers chose, when they last had replicas."""
+    """The phases of which this rank's replay told almost all that routers chose, in the last step with replicas."""
     untold: frozenset[Phase] = frozenset()
     """The phases of which it did not."""
 

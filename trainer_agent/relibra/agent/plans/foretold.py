@@ -1,10 +1,10 @@
 """The phases in which ranks gather the counts of a micro-batch ahead of its forward, the same on all ranks.
 
-A rank that gathers ahead and one that gathers cell by cell would wait for each other for ever, and no rank can see what
-the replays of others tell. So ranks look back. When a step opens, each offers the phases in which its replay told just
-what its routers chose, when they last had replicas. If that holds on all ranks that had any, the phase gathers ahead.
-If a replay then tells nothing, or something else, its rank takes part all the same, with the counts that it has: tokens
-are split less evenly, the log says so, and from the next step on ranks gather cell by cell again.
+If one rank gathered ahead and another one cell by cell, both would wait forever, and no rank sees the replays of
+others. So ranks look back. When a step opens, each rank offers the phases in which its replay told almost all that its
+routers chose, in the last step with replicas. If all ranks that had replicas offer a phase, it gathers ahead. If a
+replay then tells too little, its rank takes part all the same, with the counts that it has: tokens are split less
+evenly, the log says so, and ranks gather cell by cell from the next step on.
 """
 
 import logging
@@ -21,7 +21,7 @@ class ForetoldPhases:
 
     def __init__(self) -> None:
         self.foretold: frozenset[Phase] = frozenset()
-        """The phases of which this rank's replay told all that routers chose, when they last had replicas."""
+        """The phases of which this rank's replay told almost all that routers chose, in the last step with replicas."""
         self.untold: frozenset[Phase] = frozenset()
         """The phases of which it did not."""
         self.agreed: frozenset[Phase] = frozenset()
@@ -34,19 +34,19 @@ class ForetoldPhases:
         foretold = empty.union(*(offer.foretold for offer in offers))
         self.agreed = foretold.difference(*(offer.untold for offer in offers))
 
-    def note(self, phase: Phase, is_exact: bool | None, step: int) -> None:
-        """Remember whether a replay told of a phase just what routers chose; None if the phase had no replicas."""
-        if is_exact is None:
+    def note(self, phase: Phase, is_close: bool | None, step: int) -> None:
+        """Remember whether a replay told almost all that routers chose in a phase; None if it had no replicas."""
+        if is_close is None:
             return
         alone = frozenset((phase,))
-        self.foretold = self.foretold | alone if is_exact else self.foretold - alone
-        self.untold = self.untold - alone if is_exact else self.untold | alone
-        if phase in self.agreed and not is_exact and not self._has_said:
+        self.foretold = self.foretold | alone if is_close else self.foretold - alone
+        self.untold = self.untold - alone if is_close else self.untold | alone
+        if phase in self.agreed and not is_close and not self._has_said:
             self._has_said = True
             log.warning(
-                "step %d, phase %s: before some forwards, the replay told nothing, or not what routers chose. Ranks "
-                "had relied on it, so tokens were split over copies less evenly; results are right. From the next step "
-                "on, ranks gather counts in every layer with copies, until the replay tells again what routers choose",
+                "step %d, phase %s: the replay did not tell what routers chose, and ranks relied on it. They split "
+                "tokens over copies less evenly; results are right. From the next step on, ranks gather counts in "
+                "every layer with copies, until the replay tells what routers choose again",
                 step,
                 phase,
             )
