@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from playwright.sync_api import APIResponse, Page, Route, expect
+from playwright.sync_api import APIResponse, Locator, Page, Route, expect
 from redis import Redis
 
 from harness.watched_job import WatchedJob
@@ -51,10 +51,8 @@ def test_an_open_page_of_an_attempt_stays_and_says_that_another_is_current(
     assert errors == []
 
 
-@pytest.mark.integration
-def test_an_open_page_says_when_the_job_was_last_heard(
-    page: Page, redis: EmbeddedRedis, job: WatchedJob, run, errors: list[str]
-) -> None:
+def open_page_of_a_job_heard_long_ago(page: Page, redis: EmbeddedRedis) -> Locator:
+    """Open the page of a job that was last heard 11 minutes ago; return where the page says so."""
     page.goto("/jobs/job")
     heard = page.locator("#health [data-heard]")
     expect(page.locator("#live")).to_have_text("● live")
@@ -62,6 +60,14 @@ def test_an_open_page_says_when_the_job_was_last_heard(
         seconds, _ = client.time()
         client.hset("relibra:{job}:job", "seen_at", (seconds - 660) * 1000)
     expect(heard).to_have_text(re.compile("^11 min ago$"))
+    return heard
+
+
+@pytest.mark.integration
+def test_an_open_page_says_when_the_job_was_last_heard(
+    page: Page, redis: EmbeddedRedis, job: WatchedJob, run, errors: list[str]
+) -> None:
+    heard = open_page_of_a_job_heard_long_ago(page, redis)
     run(job.store.see("job", job.record.epoch))
     expect(heard).to_have_text(re.compile(r"^\d+ s ago$"))
     assert errors == []
@@ -71,13 +77,7 @@ def test_an_open_page_says_when_the_job_was_last_heard(
 def test_a_page_that_was_fetched_before_the_job_was_heard_does_not_hide_the_news(
     page: Page, redis: EmbeddedRedis, job: WatchedJob, run, errors: list[str]
 ) -> None:
-    page.goto("/jobs/job")
-    heard = page.locator("#health [data-heard]")
-    expect(page.locator("#live")).to_have_text("● live")
-    with Redis.from_url(redis.url) as client:
-        seconds, _ = client.time()
-        client.hset("relibra:{job}:job", "seen_at", (seconds - 660) * 1000)
-    expect(heard).to_have_text(re.compile("^11 min ago$"))
+    heard = open_page_of_a_job_heard_long_ago(page, redis)
     num_steps = page.locator("#steps tbody tr").count()
     fetched: list[tuple[Route, APIResponse]] = []
     page.route("**/jobs/job", lambda route: fetched.append((route, route.fetch())), times=1)
