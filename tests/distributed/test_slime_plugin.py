@@ -37,6 +37,7 @@ if IS_RANK:
     from harness.scripted_passes import scripted_passes
     from harness.services import Service
     from harness.slime.manager import Manager
+    from relibra.agent import Phase
     from relibra.agent.groups import Groups
     from relibra.planning import Cluster
     from relibra.store import EmbeddedRedis
@@ -95,36 +96,47 @@ def check_equal(balanced, plain, *, num_with_log_probs=4):
     assert max(worst.values()) < ROUNDING, worst
 
 
+def check_reference(reports, *, step):
+    """Check that the forwards of the reference ran in this step, and that it sent replicas."""
+    (report,) = (report for report in reports if report.step == step)
+    assert report.phase is Phase.RECOMPUTE
+    assert report.realised_load_ML.all()
+    assert sum(gathered(report.replica_sent_bytes)) > 0
+
+
 def forced(cluster, *, num_steps, options, **job):
     """Before every step, experts move and get replicas. The planner is away, and the job must not care.
 
     Returns:
-        The jobs without and with the plug-in, the outcomes of all passes, and how often groups were reconnected.
+        The jobs without and with the plug-in, the outcomes and reports of all passes, and how often groups were
+        reconnected.
     """
     plain = Trained(cluster, num_steps=num_steps, **job, **options).train()
     os.environ.update(RELIBRA_PLANNER="127.0.0.1:1", RELIBRA_JOB="away", RELIBRA_SLOTS=str(cluster.redundant_slots))
     plans = {
         step: random_plan(step + 1, step, plain.actor.job.model, cluster, SAMPLES)
-        for step in range(2 * num_steps * ROLLOUTS)
+        for step in range((2 * num_steps + 1) * ROLLOUTS)
     }
     with (
-        scripted_passes(plans),
+        scripted_passes(plans) as source,
         mock.patch.object(Groups, "_tell_listeners", autospec=True, side_effect=Groups._tell_listeners) as reconnected,
         noted_outcomes() as outcomes,
     ):
         balanced = with_plugin(cluster, num_steps=num_steps, **job, **options).train()
-    return plain, balanced, outcomes, reconnected.call_count
+    return plain, balanced, outcomes, source.reports, reconnected.call_count
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @on_ranks(EP2_EDP2, alone=True)
 def test_S5_log_probs_losses_and_sent_weights_are_those_without_the_plugin(cluster, framework):
-    plain, balanced, outcomes, _ = forced(cluster, num_steps=2, options=SEPARATE, framework=framework)
+    plain, balanced, outcomes, reports, _ = forced(cluster, num_steps=2, options=SEPARATE, framework=framework)
     assert gathered(len(plain.sent[0]))[0] > 0
-    # Two rollouts of two training steps, each with a pass over old log-probabilities before.
-    assert [outcome.step for outcome in outcomes] == list(range(8))
+    # Two rollouts of two training steps, each with a pass over old log-probabilities before; and the reference's pass
+    # over the second rollout.
+    assert [outcome.step for outcome in outcomes] == list(range(9))
     check_moved(outcomes)
-    assert any(outcome.num_replicas for outcome in outcomes)
+    assert all(outcome.num_replicas for outcome in outcomes)
+    check_reference(reports, step=4)
     check_equal(balanced, plain)
     compared = exports.compared(balanced.actor.sent)
     assert compared.moved == []
@@ -135,11 +147,14 @@ def test_S5_log_probs_losses_and_sent_weights_are_those_without_the_plugin(clust
 @on_ranks(EP4, alone=True)
 def test_S5_a_job_that_sleeps_and_sends_its_backups_is_that_of_slime_alone(cluster):
     with logged() as messages:
-        plain, balanced, outcomes, num_reconnected = forced(cluster, num_steps=1, options=COLOCATED, sharded=False)
+        plain, balanced, outcomes, reports, num_reconnected = forced(
+            cluster, num_steps=1, options=COLOCATED, sharded=False
+        )
     assert [num_sent > 0 for num_sent in gathered(len(plain.sent[0]))] == [True, False] * 2, "an engine's first rank"
-    # One training step for each rollout: both of its passes are phases of one step.
-    assert [outcome.step for outcome in outcomes] == [0, 0, 1, 1]
+    # One training step for each rollout: both of its passes are phases of one step, and the reference has a step.
+    assert [outcome.step for outcome in outcomes] == [0, 0, 1, 2, 2]
     assert all(outcome.applied for outcome in outcomes)
+    check_reference(reports, step=1)
     assert num_reconnected >= ROLLOUTS, "slime has put new groups into the agent's"
     check_equal(balanced, plain)
     assert sum(gathered(sum("job away trains without plans" in each for each in messages()))) == 1
@@ -200,14 +215,36 @@ def test_S5_a_planner_plans_every_pass_of_a_parallel_layout_from_the_routing_tha
 def test_S5_a_job_that_replays_nothing_is_planned_from_history(cluster, framework):
     job = SEPARATE | {"num_steps": 2, "framework": framework}
     job |= {"use_routing_replay": False, "use_rollout_routing_replay": False}
-    plain = Trained(cluster, **job).train(1)
+    plain = Trained(cluster, **job).train()
     with running_planner() as address, noted_outcomes(awaits_history=True) as outcomes:
         os.environ.update(RELIBRA_PLANNER=address, RELIBRA_JOB="slime", RELIBRA_PLAN_TIMEOUT_S="200")
-        balanced = with_plugin(cluster, **job).train(1)
+        balanced = with_plugin(cluster, **job).train()
         dist.barrier()
-    assert [outcome.step for outcome in outcomes] == list(range(4))
+    assert [outcome.step for outcome in outcomes] == list(range(9))
     assert not outcomes[0].applied
-    assert any(outcome.applied and outcome.num_replicas for outcome in outcomes), outcomes
+    assert any(outcome.applied and outcome.num_replicas for outcome in outcomes[:4]), outcomes
+    of_reference = outcomes[4]
+    assert of_reference.applied, of_reference
+    assert of_reference.num_replicas
+    check_equal(balanced, plain)
+
+
+@on_ranks(EP2_EDP2, alone=True)
+def test_S5_replicas_of_reference_and_old_actor_have_their_weights_where_no_expert_moves(cluster):
+    """Each node has a host copy of the experts, which belongs to the weights that were there when the step began."""
+    job = SEPARATE | {"num_steps": 1, "keep_old_actor": True, "use_routing_replay": False}
+    job |= {"use_rollout_routing_replay": False}
+    plain = Trained(cluster, **job).train(ROLLOUTS + 1)
+    with running_planner() as address, noted_outcomes(awaits_history=True) as outcomes:
+        os.environ.update(RELIBRA_PLANNER=address, RELIBRA_JOB="slime", RELIBRA_PLAN_TIMEOUT_S="200")
+        os.environ["RELIBRA_HOST_COPY"] = "1"
+        balanced = with_plugin(cluster, **job).train(ROLLOUTS + 1)
+        dist.barrier()
+    # In the first rollout, the update alone has a step.
+    assert [outcome.step for outcome in outcomes] == list(range(1 + 2 * ROLLOUTS))
+    of_others = outcomes[1::2]
+    assert of_others[-1].applied, of_others
+    assert of_others[-1].num_replicas
     check_equal(balanced, plain)
 
 
@@ -249,10 +286,11 @@ def test_S5_losses_and_sent_weights_are_those_of_slime_where_relibra_deals_the_s
         dist.barrier()
     if rank == 0:
         assert manager.num_packed == ROLLOUTS
-        # The next rollout, and the step that it begins with.
-        assert manager.relibra_packing._told == (ROLLOUTS, 4 * ROLLOUTS)
+        # The next rollout, and the step that the actor begins it with, after the reference.
+        assert manager.relibra_packing._told == (ROLLOUTS, 4 * ROLLOUTS + 2)
+    assert [outcome.step for outcome in outcomes] == list(range(4 * ROLLOUTS + 1))
+    assert outcomes.pop(4).kept, "of the reference; no rollout before had one in the history"
     check_applied(outcomes, 4 * ROLLOUTS)
-    assert [outcome.step for outcome in outcomes] == list(range(4 * ROLLOUTS))
     for each in (plain, balanced):
         each.log_probs.clear()  # other samples on every rank
     check_equal(balanced, plain, num_with_log_probs=0)

@@ -40,9 +40,9 @@ def test_L5_actors_that_slime_ends_and_starts_again_are_planned_again(slime_unde
     assert not plans[0] & {each["reason"] for each in slime_under_ray.of("planned")[0]["outcomes"]}
 
 
-def test_S9_the_log_of_ray_names_the_models_that_nobody_plans(slime_under_ray: Any) -> None:
+def test_S9_the_log_of_ray_names_no_model_as_unplanned_beside_a_reference(slime_under_ray: Any) -> None:
     assert "relibra balances job slime: 3 MoE layers of 6 experts" in slime_under_ray.log
-    assert "relibra plans no pass of the reference of job slime" in slime_under_ray.log
+    assert "relibra plans no pass of" not in slime_under_ray.log
 
 
 def test_L1_a_job_whose_planner_is_away_trains_on_and_says_so_in_the_log_of_ray(slime_under_ray: Any) -> None:

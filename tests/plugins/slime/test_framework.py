@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from relibra.errors import Unsupported
-from relibra.plugins.slime.framework import MILES, SLIME, unplanned_models
+from relibra.plugins.slime.framework import MILES, SLIME
 
 
 def of_miles(**options: Any) -> SimpleNamespace:
@@ -33,10 +33,3 @@ def test_miles_is_refused_by_the_name_of_each_option() -> None:
         "--update-weight-transfer-mode p2p",
     ):
         assert flag in str(raised.value)
-
-
-def test_S9_the_models_beside_the_actor_are_those_that_the_options_ask_for() -> None:
-    assert unplanned_models(SimpleNamespace(use_critic=False, kl_coef=0.0)) == []
-    assert unplanned_models(SimpleNamespace(use_critic=True, use_kl_loss=True)) == ["the critic", "the reference"]
-    others = SimpleNamespace(kl_coef=0.1, use_opd=True, keep_old_actor=True)
-    assert unplanned_models(others) == ["the reference", "the teacher", "the old actor"]

@@ -5,6 +5,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -228,8 +229,9 @@ def test_a_rollout_is_reported_under_a_step_that_no_pass_has_begun() -> None:
     packing.tell(7, 2)  # rollout 7 had updates only
     assert first_step(8) == 2
     assert first_step(9) == 6
-    packing.follow(job_of(AWAY, "away"))
+    packing.follow(replace(job_of(AWAY, "away"), num_other_steps=1))
     assert first_step(9) == 0
+    assert first_step(10) == 5  # the reference runs over rollout 10 before the actor does
 
 
 def test_what_depends_on_the_micro_batch_is_refused_by_name() -> None:

@@ -1,5 +1,5 @@
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,6 +45,12 @@ class Recorded:
     def ignoring_names(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def follow(self, backuper: Any) -> None:
+        """Backups have no weights here."""
+
+    def forget_copies(self) -> None:
+        self.calls.append("other weights")
+
     def forward_step(self, function: Callable[[], str]) -> Callable[[], str]:
         return lambda: f"{function()} under a plan"
 
@@ -60,11 +66,12 @@ def job_arguments(folder: Path, **options: Any) -> SimpleNamespace:
     return SimpleNamespace(**(given | options))
 
 
-def attached(folder: Path, recorded: Recorded, **options: Any) -> BalancedTraining:
+def attached(folder: Path, recorded: Recorded, tags: Sequence[str] = ("actor",), **options: Any) -> BalancedTraining:
     training = BalancedTraining(SLIME, job_arguments(folder, **options))
     passes = BalancedPasses(recorded, recorded)  # type: ignore[arg-type]
     with mock.patch.object(module, "attach_job", return_value=passes):
         training.attach([], None)
+    training.follow(SimpleNamespace(backup_tags=tags))
     training.send_right_names(SimpleNamespace(update_weights=None))  # as the actor's `init` says what sends its weights
     return training
 
@@ -126,9 +133,47 @@ def test_passes_of_several_training_steps_are_steps_of_their_own(tmp_path: Path)
     ]
 
 
-def test_log_probabilities_of_an_old_actor_are_not_planned(tmp_path: Path) -> None:
+def test_other_models_run_in_a_step_of_their_own_that_begins_before_their_weights_come(tmp_path: Path) -> None:
     recorded = Recorded()
-    assert rollout(attached(tmp_path, recorded, keep_old_actor=True), [1]) == ["ref", "old", "new under a plan"]
+    training = attached(tmp_path, recorded, tags=("actor", "ref"))
+    assert rollout(training, [2]) == ["ref", "old under a plan", "new under a plan"], "init may leave other weights"
+    recorded.calls.clear()
+    assert rollout(training, [2]) == ["ref under a plan", "old under a plan", "new under a plan"]
+    assert recorded.calls == [
+        (Phase.RECOMPUTE, 1),
+        "other weights",
+        ("submit", 2, 2),
+        (Phase.RECOMPUTE, 2),
+        (Phase.UPDATE, 2),
+        "end",
+    ]
+
+
+def test_an_old_actor_runs_with_the_reference_in_one_step(tmp_path: Path) -> None:
+    recorded = Recorded()
+    training = attached(tmp_path, recorded, tags=("actor", "ref", "old_actor", "rollout_actor"), keep_old_actor=True)
+    assert rollout(training, [1]) == ["ref", "old", "new under a plan"]
+    recorded.calls.clear()
+    assert rollout(training, [1]) == ["ref under a plan", "old under a plan", "new under a plan"]
+    assert recorded.calls == [
+        (Phase.RECOMPUTE, 1),
+        "other weights",
+        "other weights",
+        ("submit", 2, 1),
+        (Phase.UPDATE, 2),
+        "end",
+    ]
+
+
+def test_other_models_whose_log_probabilities_nobody_needs_have_no_step(tmp_path: Path) -> None:
+    recorded = Recorded()
+    training = attached(tmp_path, recorded, tags=("actor", "ref"), compute_advantages_and_returns=False)
+    for _ in range(2):
+        rollout(training, [1])
+    assert [call for call in recorded.calls if call in ((Phase.RECOMPUTE, 0), (Phase.RECOMPUTE, 1))] == [
+        (Phase.RECOMPUTE, 0),
+        (Phase.RECOMPUTE, 1),
+    ]
 
 
 def test_a_pass_that_is_not_taken_is_planned_from_history(tmp_path: Path) -> None:

@@ -214,6 +214,14 @@ class WeightAccess:
         self._homes.check_at_home()
         self._guard.note_trained()
 
+    def forget_copies(self) -> None:
+        """Have replicas fetch the weights that are in the modules now. `restoring` and `begin_step` do so themselves.
+
+        Call it on all ranks if a phase RECOMPUTE goes on after a loop without reorders has written other weights into
+        the modules.
+        """
+        self._forget_replicas()
+
     def load_logical(self, weights: Mapping[str, Tensor]) -> None:
         """Collective over all ranks: write weights under logical names, and accept them as the trained ones.
 

@@ -100,6 +100,11 @@ class BalancedPasses:
         """The number of the last pass."""
         return self.next_index - 1
 
+    def go_on_with_other_weights(self) -> None:
+        """Run the micro-batches that follow in the last pass, of phase RECOMPUTE, with the weights that came since."""
+        if self.agent is not None:
+            self.agent.forget_copies()
+
     def pause(self) -> None:
         """Run the micro-batches that follow without the plan of the last pass, whose step stays open."""
         self._wait.end()

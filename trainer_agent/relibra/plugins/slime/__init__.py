@@ -9,6 +9,7 @@ the rollout manager.
     framework      what the plug-in relies on in slime and in miles, and what it refuses, by name
     batch          what a rank trains on, in the form of `relibra.steps`
     training       the training process: an attached agent, planned passes, right names of weights
+    other_models   the reference, a teacher and an old actor, which take turns in the modules of the actor
     rollout_schedule, rollout_packing
                    which micro-batch and rank each sample gets, chosen in the rollout manager
     installation   wraps the functions of the framework that have no hook of their own

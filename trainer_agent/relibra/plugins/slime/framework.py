@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from relibra.errors import Unsupported
@@ -123,15 +124,13 @@ def _is_set(value: Any) -> bool:
     return any(value) if isinstance(value, list | tuple) else bool(value)
 
 
-def unplanned_models(args: Any) -> list[str]:
-    """Return the models beside the actor that the job runs."""
-    options = {
-        "the critic": ("use_critic",),
-        "the reference": ("use_kl_loss", "kl_coef"),
-        "the teacher": ("use_opd",),
-        "the old actor": ("keep_old_actor",),
-    }
-    return [model for model, names in options.items() if any(getattr(args, name, None) for name in names)]
+def config_file(checkpoint: str) -> str:
+    """Return the folder of a checkpoint of Hugging Face, or the `config.json` of one that only has a name."""
+    if Path(checkpoint).exists():
+        return checkpoint
+    from transformers.utils import cached_file
+
+    return str(cached_file(checkpoint, "config.json"))
 
 
 def _refused_in_slime(args: Any) -> Iterable[str]:

@@ -89,8 +89,7 @@ def _iterate(plain: Callable[..., Any], *args: Any, **named: Any) -> Any:
     rollout_data = named["rollout_data"] if "rollout_data" in named else args[-1]
     # miles returns the numbers of micro-batches as well, and slime has them in the data.
     iterators, num_microbatches = made if isinstance(made, tuple) else (made, rollout_data["num_microbatches"])
-    if "rollout_routed_experts" in rollout_data:
-        training().note_rollout(rollout_data, iterators, num_microbatches)
+    training().note_rollout(rollout_data, iterators, num_microbatches)
     return made
 
 

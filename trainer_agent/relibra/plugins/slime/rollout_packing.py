@@ -39,6 +39,8 @@ class PackingJob:
     layers: ModelLayers
     ranks: ParallelLayout
     credentials: Credentials = field(repr=False)
+    num_other_steps: int = 0
+    """The steps in which other models run over each rollout but the first, before the actor does."""
 
 
 class RolloutPacking:
@@ -64,7 +66,7 @@ class RolloutPacking:
         self._told: tuple[int, int] | None = None
 
     def tell(self, rollout_id: int, next_step: int) -> None:
-        """Note which step at the planner follows the updates of a rollout."""
+        """Note which step at the planner the actor's passes begin with after the updates of a rollout."""
         self._told = (rollout_id + 1, next_step)
 
     def packed(self, args: Any, cp_size: int, length_S: Sequence[int], own: RolloutSchedule) -> RolloutSchedule:
@@ -137,14 +139,14 @@ class RolloutPacking:
         return [[[samples[index] for index in micro_batch] for micro_batch in of_rank] for of_rank in dealt], reason
 
     def _first_step(self, num_training_steps: int) -> int:
-        """Return the step at the planner of the first pass of the rollout, or a later one if rollouts are ahead.
+        """Return the step at the planner of the actor's first pass, or a later one if rollouts are ahead.
 
         With several training steps, each has a pass over log-probabilities and an update.
         """
         rollout_id, step = self._told or (self.rollout_id, 0)
         self._told = rollout_id, step
         num_steps = num_training_steps if num_training_steps == 1 else 2 * num_training_steps
-        return step + max(0, self.rollout_id - rollout_id) * num_steps
+        return step + max(0, self.rollout_id - rollout_id) * (num_steps + self._job.num_other_steps)
 
 
 def room_of(args: Any, cp_size: int) -> dict[str, Any]:
@@ -202,5 +204,5 @@ def _build_packed(
 
 
 def tell(manager: Any, rollout_id: int, next_step: int) -> None:
-    """Tell the packing of a manager which step at the planner follows the updates of a rollout."""
+    """Tell the packing of a manager which step the actor's passes begin with after the updates of a rollout."""
     vars(manager)[_NAME].tell(rollout_id, next_step)

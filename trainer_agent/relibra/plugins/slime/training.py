@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -16,7 +15,8 @@ from relibra.plugins.attached_job import attach_job, parallel_layout
 from relibra.plugins.balanced_passes import BalancedPasses
 from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.settings import Mode, PluginSettings, job_name
-from relibra.plugins.slime.framework import Batches, Framework, unplanned_models
+from relibra.plugins.slime.framework import Batches, Framework, config_file
+from relibra.plugins.slime.other_models import OtherModels
 from relibra.plugins.slime.rollout import report_samples
 from relibra.plugins.slime.rollout_packing import PackingJob, install, tell
 from relibra.routing import read_model_config
@@ -55,7 +55,7 @@ class BalancedTraining:
             framework.check(args)
             if self._settings.pack:
                 framework.check_packing(args)
-        self._layers = read_model_config(_config_file(args.hf_checkpoint))
+        self._layers = read_model_config(config_file(args.hf_checkpoint))
         self.passes = BalancedPasses()
         """The passes, those of the agent once the model is built, in a process that trains the actor."""
         self._has_routing = self._has_updater = False
@@ -63,6 +63,7 @@ class BalancedTraining:
         """The batches of the rollout, on ranks that report them."""
         self._phase: Phase | None = None
         self._rollout = self._training_step = 0
+        self._others = OtherModels(self.passes, args)
         self._manager: Any = None
         """The rollout manager, if this process tells it which step comes next."""
 
@@ -76,8 +77,9 @@ class BalancedTraining:
             self._layers,
             chunks,
             optimizer,
-            unplanned=unplanned_models(self._args),
+            unplanned=["the critic"] if getattr(self._args, "use_critic", False) else [],
         )
+        self._others = OtherModels(self.passes, self._args)
         if self._settings.pack:
             check_packable(parallel_layout(), self.passes.planned.cluster)
 
@@ -102,6 +104,7 @@ class BalancedTraining:
             layers=self._layers,
             ranks=parallel_layout(),
             credentials=Credentials.from_env(),
+            num_other_steps=self._others.num_steps,
         )
         without = f"pack is set, but {self._framework.name}'s own schedule stays"
         if self._send(manager, without, install, self._framework.splitting, job):
@@ -122,28 +125,32 @@ class BalancedTraining:
         return True
 
     def tell_manager(self, rollout_id: int) -> None:
-        """Tell the rollout manager which step at the planner follows the updates of a rollout. It may be busy."""
+        """Tell the rollout manager with which step the actor goes on after the updates of a rollout. It may be busy."""
         if self._manager is not None:
-            self._manager.__ray_call__.remote(tell, rollout_id, self.passes.next_index)
+            next_step = self.passes.next_index + self._others.num_steps
+            self._manager.__ray_call__.remote(tell, rollout_id, next_step)
 
     def note_rollout(
         self, rollout_data: Mapping[str, Any], iterators: Sequence[Any], num_microbatches: Sequence[int]
     ) -> None:
-        """Keep the routing of a rollout until its passes have begun."""
+        """Collective over all ranks: begin a rollout; keep its routing, if it has any, until its passes have begun."""
         self._rollout += 1
-        self._has_routing = True
-        if self.passes.agent is not None and self.passes.planned.is_reporting:
+        self._has_routing = "rollout_routed_experts" in rollout_data
+        if self._has_routing and self.passes.agent is not None and self.passes.planned.is_reporting:
             self._batches = self._framework.batches(self._layers, rollout_data, iterators, num_microbatches)
+        self._others.begin()
 
     @contextmanager
     def log_probs(self, store_prefix: str) -> Iterator[None]:
-        """Plan the passes over log-probabilities that run in the body, if they replay routing on the trained weights.
+        """Plan the passes over log-probabilities that run in the body.
 
         Args:
-            store_prefix: empty for old log-probabilities; the reference and the teacher have prefixes, and route anew.
+            store_prefix: empty for old log-probabilities; the reference and the teacher have prefixes.
         """
-        is_planned = not store_prefix and not self._args.keep_old_actor
-        with self._passes(Phase.RECOMPUTE if is_planned else None):
+        is_of_actor = not store_prefix and not self._args.keep_old_actor
+        if not is_of_actor:
+            self._others.go_on()
+        with self._passes(Phase.RECOMPUTE if is_of_actor else None):
             yield
 
     @contextmanager
@@ -166,17 +173,20 @@ class BalancedTraining:
             yield
         self._batches, self._has_routing = None, False
         self.passes.end()
+        self._others.end(has_updated=True)
 
     def run(self, schedule: Callable[..., Any], *, forward_step_func: Any, **more: Any) -> Any:
         """Run the micro-batches of a training step with megatron's schedule, under a plan if there is one."""
         if self.passes.agent is not None and self._phase is not None:
             self._begin(self._phase, self._training_step)
-            forward_step_func = self.passes.forward_step(forward_step_func)
             self._training_step += 1
+        if self._phase is not None or self._others.are_planned:
+            forward_step_func = self.passes.forward_step(forward_step_func)
         return schedule(forward_step_func=forward_step_func, **more)
 
     def follow(self, backuper: Any) -> None:
         """Keep the order of experts in backups of weights, whatever reorders happen."""
+        self._others.follow(backuper)
         if self.passes.mover is not None:
             self.passes.mover.follow(backuper)
 
@@ -223,7 +233,8 @@ class BalancedTraining:
             self._phase = None
 
     def _begin(self, phase: Phase, training_step: int) -> None:
-        """Collective over all ranks: begin the next pass."""
+        """Collective over all ranks: begin the next pass of the actor."""
+        self._others.end()
         if not self._has_routing:
             self.passes.begin(phase)
             return
@@ -233,12 +244,3 @@ class BalancedTraining:
             return self._batches(training_step)
 
         self.passes.begin(phase, batch, key=(self._rollout, training_step))
-
-
-def _config_file(checkpoint: str) -> str:
-    """Return the folder of a checkpoint of Hugging Face, or the `config.json` of one that only has a name."""
-    if Path(checkpoint).exists():
-        return checkpoint
-    from transformers.utils import cached_file
-
-    return str(cached_file(checkpoint, "config.json"))
