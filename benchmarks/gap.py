@@ -47,7 +47,7 @@ def _measure(num_cells: int, seed: int, min_tokens: int) -> dict[str, object]:
         planned = replicate_layer(load_E[None], home_E, cluster, ReplicaPrice(least=min_tokens)).limit_M[0]
         bound = lower_bound_ML(load_E[None, None], home_E[None], cluster, min_tokens)[0, 0]
         best = exact_limit(load_E, home_E, num_ranks, slots, min_tokens)
-        if best.found:
+        if best.at_most:
             without = load_E.reshape(num_ranks, -1).sum(axis=1).max()
             gaps.append([tokens / best.at_least - 1 for tokens in (without, planned, bound)])
             num_proven += best.is_proven

@@ -19,22 +19,22 @@ def write_atomically(path: Path, data: bytes) -> None:
         OSError: the folder does not exist or cannot be written, or the device does not take the data.
     """
     try:
-        found = path.stat()
+        stat_result = path.stat()
     except FileNotFoundError:
-        found = None
-    if found is not None and stat.S_ISDIR(found.st_mode):
+        stat_result = None
+    if stat_result is not None and stat.S_ISDIR(stat_result.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if found is not None and not stat.S_ISREG(found.st_mode):
+    if stat_result is not None and not stat.S_ISREG(stat_result.st_mode):
         _write_device(path, data)
         return
     target = Path(os.path.realpath(path))
-    if found is not None and not (found.st_mode & 0o222 and os.access(target, os.W_OK)):
+    if stat_result is not None and not (stat_result.st_mode & 0o222 and os.access(target, os.W_OK)):
         raise PermissionError(errno.EACCES, "the file is read-only", str(path))
     partial = target.with_name(f".{secrets.token_hex(8)}.partial")
     try:
         with partial.open("xb") as file:
-            if found is not None:
-                _give(file.fileno(), found)
+            if stat_result is not None:
+                _give(file.fileno(), stat_result)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

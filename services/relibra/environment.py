@@ -34,12 +34,12 @@ def unknown_variables(names: Iterable[str]) -> dict[str, str | None]:
     """
     unknown = sorted(name for name in set(names) - VARIABLES if name.startswith(PREFIX))
     bare = {name.removeprefix(PREFIX): name for name in VARIABLES}
-    found: dict[str, str | None] = {}
+    suggestions: dict[str, str | None] = {}
     for name in unknown:
         near = difflib.get_close_matches(name.removeprefix(PREFIX), bare, n=1, cutoff=_NEAR)
         if near or not _OF_KUBERNETES.search(name):
-            found[name] = bare[near[0]] if near else None
-    return found
+            suggestions[name] = bare[near[0]] if near else None
+    return suggestions
 
 
 def complaint(name: str, nearest: str | None) -> str:

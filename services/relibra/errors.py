@@ -38,7 +38,11 @@ def shown(value: object) -> str:
     text = str(value)
     cut = text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS]
     # Most texts are printable; looking at each character costs more than all else that a refused call costs.
-    escaped = cut if cut.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in cut)
+    escaped = (
+        cut
+        if cut.isprintable()
+        else "".join(character if character.isprintable() else ascii(character)[1:-1] for character in cut)
+    )
     return escaped if cut is text else f"{escaped}… ({len(text)} characters)"
 
 

@@ -68,8 +68,8 @@ def _give_back(stderr: int, pid: int, end: bytes) -> None:
 
 def _forward(reader: int, end: bytes) -> NoReturn:
     """Write each line to standard error as JSON, until `end` or until all who log have ended."""
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     try:
         with open(reader, "rb") as lines, open(2, "wb", closefd=False) as stderr:
             for line in lines:

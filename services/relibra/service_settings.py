@@ -57,7 +57,7 @@ class ServiceSettings(BaseSettings):
         try:
             settings = cls(**{name: value for name, value in arguments.items() if value is not None})
         except ValidationError as error:
-            faults = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+            faults = (f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
             raise InvalidInput(f"settings: {'; '.join(faults)}") from None
         except (OSError, ValueError) as error:
             raise InvalidInput.of(_FILE_VARIABLE, expected="a TOML file", got=error) from error

@@ -58,7 +58,7 @@ def expert_unpack(run: Run, buffer: Tensor, into: Sequence[Tensor]) -> None:
 
 def grad_accumulate(run: Run, into: Sequence[Tensor], gradients: Sequence[Tensor | Sequence[Tensor]]) -> None:
     """Run `reference.grad_accumulate`; all gradients of one target have the same dtype."""
-    added = [_Added.of(each) for each in gradients]
+    added = [_Added.of(gradient) for gradient in gradients]
     together = _sums.of(tuple([(t.numel(), len(a.addresses), a.dtype) for t, a in zip(into, added, strict=True)]))
     if together is not None:
         run(together.launch([t.data_ptr() for t in into], [address for a in added for address in a.addresses]))
@@ -166,7 +166,9 @@ class _Added(NamedTuple):
     @classmethod
     def of(cls, gradients: Tensor | Sequence[Tensor]) -> "_Added":
         if not isinstance(gradients, Tensor):
-            return cls([each.data_ptr() for each in gradients], gradients[0].dtype if gradients else torch.float32)
+            return cls(
+                [gradient.data_ptr() for gradient in gradients], gradients[0].dtype if gradients else torch.float32
+            )
         first, step = gradients.data_ptr(), gradients.stride(0) * gradients.element_size()
         num = gradients.shape[0]
         return cls(range(first, first + num * step, step) if step else [first] * num, gradients.dtype)

@@ -33,9 +33,9 @@ class Arguments(threading.local):
 
     def __init__(self, *formats: str) -> None:
         layout, offsets = "@", list[int]()
-        for each in formats:
+        for code in formats:
             offsets.append(struct.calcsize(layout))
-            layout += f"{each}0P"  # the next one begins at a multiple of 8 bytes
+            layout += f"{code}0P"  # the next one begins at a multiple of 8 bytes
         self._struct = struct.Struct(layout)
         self._memory = ctypes.create_string_buffer(self._struct.size)
         begin = ctypes.addressof(self._memory)

@@ -56,7 +56,7 @@ def decode(message: array_pb2.Array, field: str, *, kinds: str, shape: tuple[int
     """
     dtype = _DTYPES.get(message.dtype)
     if dtype is None or dtype.kind not in kinds:
-        allowed = ", ".join(str(each) for each in _NAMES if each.kind in kinds)
+        allowed = ", ".join(str(dtype) for dtype in _NAMES if dtype.kind in kinds)
         raise InvalidInput.of(f"{field}.dtype", expected=f"one of {allowed}", got=dtype or f"code {message.dtype}")
     # A message may claim millions of extents, so no more of them are copied than an error shows.
     got = tuple(message.shape[: max(len(shape), _MAX_SHOWN_EXTENTS) + 1])

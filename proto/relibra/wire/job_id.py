@@ -36,8 +36,8 @@ def nearest_job_id(name: str) -> str:
 
     A name that is too long ends in a digest of the whole, so that two names with the same beginning get two ids.
     """
-    found = _NOT_IN_A_JOB_ID.sub("-", name).strip("-._")
-    if len(found) <= _MAX_LENGTH:
-        return found
+    job_id = _NOT_IN_A_JOB_ID.sub("-", name).strip("-._")
+    if len(job_id) <= _MAX_LENGTH:
+        return job_id
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-    return f"{found[: _MAX_LENGTH - len(digest) - 1].rstrip('-._')}-{digest}"
+    return f"{job_id[: _MAX_LENGTH - len(digest) - 1].rstrip('-._')}-{digest}"

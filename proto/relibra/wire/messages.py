@@ -123,7 +123,7 @@ def decode_registration(
 
 def _read(kind: type[T], message: Message) -> T:
     """Return the record of a message whose fields have the names of the record's."""
-    return kind(**{each.name: getattr(message, each.name) for each in fields(kind)})  # type: ignore[arg-type]
+    return kind(**{field.name: getattr(message, field.name) for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def encode_schedule(sequence_ids: list[str], schedule: Schedule | None) -> plan_pb2.Schedule:
@@ -243,7 +243,7 @@ _CAUSE_OF_NUMBER = {number: cause for cause, number in _CAUSES.items()}
 
 
 # Fields of a report that are numbers or text travel under their own names.
-_PLAIN_FIELDS = tuple(each.name for each in fields(ExecutionReport) if each.type in (int, float, str))
+_PLAIN_FIELDS = tuple(field.name for field in fields(ExecutionReport) if field.type in (int, float, str))
 _TIMES = tuple(name for name in _PLAIN_FIELDS if name.endswith("_s"))
 
 
@@ -274,7 +274,7 @@ def decode_execution_report(
         InvalidInput: a field is malformed, a rank, group or phase does not exist, a load or time is negative, a time is
             not finite, or a report that names a plan also names causes of a fallback.
     """
-    phase = next((each for each, number in _PHASES.items() if number == request.phase), None)
+    phase = next((phase for phase, number in _PHASES.items() if number == request.phase), None)
     if phase is None:
         raise InvalidInput.of("phase", expected="recompute or update", got=request.phase)
     for field, value, bound in (
@@ -307,5 +307,5 @@ def decode_execution_report(
         applied=decode_plan_id(request.applied) if request.HasField("applied") else None,
         realised_load_ML=load_ML.astype(np.int64),
         expert_load_NLE=narrow_counts(expert_load_NLE),
-        causes=tuple(dict.fromkeys(_CAUSE_OF_NUMBER.get(each, Cause.UNSPECIFIED) for each in request.causes)),
+        causes=tuple(dict.fromkeys(_CAUSE_OF_NUMBER.get(number, Cause.UNSPECIFIED) for number in request.causes)),
     )

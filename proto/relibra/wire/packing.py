@@ -62,7 +62,7 @@ def decode_pack_request(
     # Sums in float64 do not wrap around.
     if (num_tokens := length_S.sum(dtype=np.float64)) > _MAX_TOKENS:
         raise InvalidInput.of("length", expected=f"at most {_MAX_TOKENS} tokens in all", got=f"{num_tokens:.0f}")
-    freedom = next((each for each, number in _FREEDOMS.items() if number == request.freedom), None)
+    freedom = next((freedom for freedom, number in _FREEDOMS.items() if number == request.freedom), None)
     if freedom is None:
         raise InvalidInput.of("freedom", expected="micro-batches or ranks (0 or 1)", got=request.freedom)
     rules = PackingRules(

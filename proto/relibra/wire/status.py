@@ -45,15 +45,15 @@ _MAX_DETAILS_SIZE_BYTES = 4096
 
 def to_status(error: RelibraError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
     """Return code, details and trailing metadata for an error that a servicer raised; details are cut to fit."""
-    name = next(each.__name__ for each in type(error).__mro__ if each.__name__ in ERRORS)
+    name = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in ERRORS)
     return grpc.StatusCode[error.grpc_status], _cut(str(error)[:_MAX_DETAILS_LENGTH]), ((METADATA_KEY, name),)
 
 
 def _cut(text: str) -> str:
     """Cut a text to its first characters that fit; gRPC sends each byte of most other characters as `%XX`."""
     size_bytes = 0
-    for index, each in enumerate(text):
-        size_bytes += 1 if " " <= each <= "~" and each != "%" else 3 * len(each.encode(errors="replace"))
+    for index, character in enumerate(text):
+        size_bytes += 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode(errors="replace"))
         if size_bytes > _MAX_DETAILS_SIZE_BYTES:
             return text[:index]
     return text

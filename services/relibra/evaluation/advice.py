@@ -100,14 +100,14 @@ def advise(
         on_run("two steps")
         before, now = asked.resampled(seed).steps(seed)
         outcomes = simulate(now, before, asked.training, (), on_policy=on_run, others=rivals | policies, rivals=rivals)
-        samples.append({each.policy: each for each in outcomes})
+        samples.append({outcome.policy: outcome for outcome in outcomes})
         if seed == _SEEDS[0]:  # the first sample chooses the slots of the published ways
             suiting = [name_of(way, fewest_slots(_gains(samples, way))) for way in PUBLISHED]
             rivals = {name: rivals[name] for name in suiting}
     gain_by_slots = _gains(samples, "relibra")
     slots = fewest_slots(gain_by_slots)
     chosen = [sample[name_of("relibra", slots)] for sample in samples]
-    margins = {name: _gain([each.over_rivals[name] for each in chosen]) for name in rivals}
+    margins = {name: _gain([outcome.over_rivals[name] for outcome in chosen]) for name in rivals}
     answer, reason = decide(gain_by_slots[slots], margins, question.trace.num_sequences, question.other_model)
     return Advice(
         answer=answer,
@@ -116,7 +116,7 @@ def advise(
         slot_size_bytes=slots * question.model.slot_size_bytes,
         gain_by_slots=gain_by_slots,
         gain_of_others={name: _gain([sample[name].over_plain for sample in samples]) for name in (*rivals, *compared)},
-        of_balanced=Estimate.over([each.of_balanced for each in chosen]),
+        of_balanced=Estimate.over([outcome.of_balanced for outcome in chosen]),
         limit=limit_of(chosen),
     )
 
@@ -183,21 +183,21 @@ def fewest_slots(by_slots: dict[int, Estimate]) -> int:
 
 def limit_of(outcomes: Sequence[Outcome]) -> str:
     """Return the main cause of what is missing to perfect balance, as a phrase; empty if next to nothing is missing."""
-    lost = 1 - mean(each.of_balanced.mid for each in outcomes)
+    lost = 1 - mean(outcome.of_balanced.mid for outcome in outcomes)
     if lost < _ENOUGH:
         return ""
 
     def share(seconds: Callable[[Outcome], float]) -> float:
-        return mean(seconds(each) / each.step.total_s for each in outcomes)
+        return mean(seconds(outcome) / outcome.step.total_s for outcome in outcomes)
 
     causes = {
         "imbalance that replicas inside nodes do not remove": share(
-            lambda each: each.step.experts_s * (1 - 1 / each.imbalance)
+            lambda outcome: outcome.step.experts_s * (1 - 1 / outcome.imbalance)
         ),
-        "experts that move between steps": share(lambda each: each.step.reorder_s),
-        "weights and gradients of replicas": share(lambda each: each.step.transfer_s),
-        "the job's first placement": share(lambda each: each.step.first_placement_s),
-        "host time for cells with replicas": share(lambda each: each.step.decision_s),
+        "experts that move between steps": share(lambda outcome: outcome.step.reorder_s),
+        "weights and gradients of replicas": share(lambda outcome: outcome.step.transfer_s),
+        "the job's first placement": share(lambda outcome: outcome.step.first_placement_s),
+        "host time for cells with replicas": share(lambda outcome: outcome.step.decision_s),
     }
     cause, part = max(causes.items(), key=lambda item: item[1])
     if part < lost / 4:

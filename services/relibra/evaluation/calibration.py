@@ -35,13 +35,13 @@ def read_measurements(path: Path) -> list[Measurement]:
         return [
             Measurement(
                 device=report["machine"]["device"],
-                preset=each["preset"],
-                weight_size_bytes=int(each["weight_size_bytes"]),
-                hidden_size=int(each["hidden_size"]),
-                expert_tokens=tuple(map(float, each["expert_tokens"])),
-                expert_us=tuple(map(float, each["expert_us"])),
+                preset=row["preset"],
+                weight_size_bytes=int(row["weight_size_bytes"]),
+                hidden_size=int(row["hidden_size"]),
+                expert_tokens=tuple(map(float, row["expert_tokens"])),
+                expert_us=tuple(map(float, row["expert_us"])),
             )
-            for each in report["experts"]
+            for row in report["experts"]
         ]
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidInput.of(

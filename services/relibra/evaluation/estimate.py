@@ -28,7 +28,9 @@ class Estimate:
     def over(cls, samples: "Sequence[Estimate]") -> "Estimate":
         """Return the mean of samples, with the ends of all of them."""
         return cls(
-            mean(each.mid for each in samples), min(each.low for each in samples), max(each.high for each in samples)
+            mean(sample.mid for sample in samples),
+            min(sample.low for sample in samples),
+            max(sample.high for sample in samples),
         )
 
     def map(self, function: Callable[[float], float]) -> "Estimate":
@@ -43,9 +45,9 @@ def estimate(ratio: Callable[[Constants], float], middle: Constants, ranges: Map
     """Return a ratio with its values at the worst and at the best corner of the ranges."""
     of_middle = ratio(middle)
     worst, best = dict[str, float](), dict[str, float]()
-    for name, each in ranges.items():
+    for name, bounds in ranges.items():
         of_value = {getattr(middle, name): of_middle}
-        for value in (each.low, each.high):
+        for value in (bounds.low, bounds.high):
             of_value.setdefault(value, ratio(replace(middle, **{name: value})))
         worst[name] = min(of_value, key=of_value.__getitem__)
         best[name] = max(of_value, key=of_value.__getitem__)

@@ -66,18 +66,18 @@ def _page(question: Question, outcomes: Sequence[Outcome]) -> str:
 
 def _figure(outcomes: Sequence[Outcome]) -> str:
     """Return the parts of the step of each policy as a stacked bar."""
-    policies = [each.policy for each in outcomes]
+    policies = [outcome.policy for outcome in outcomes]
     bars = [
         {
             "type": "bar",
             "orientation": "h",
             "name": label,
-            "x": [getattr(each.step, part) for each in outcomes],
+            "x": [getattr(outcome.step, part) for outcome in outcomes],
             "y": policies,
             "marker": {"color": colour},
         }
         for part, (label, colour) in _PARTS.items()
-        if any(getattr(each.step, part) for each in outcomes)
+        if any(getattr(outcome.step, part) for outcome in outcomes)
     ]
     layout = {
         "barmode": "stack",
@@ -92,13 +92,13 @@ def _figure(outcomes: Sequence[Outcome]) -> str:
         "margin": {"l": 10, "r": 20, "t": 10, "b": 40},
     }
     # A policy or label that ended the script element would end the page.
-    drawn = ", ".join(json.dumps(each).replace("<", "\\u003c") for each in (bars, layout, _CONFIG))
+    drawn = ", ".join(json.dumps(argument).replace("<", "\\u003c") for argument in (bars, layout, _CONFIG))
     heading = '<h2>The parts of a step, in seconds</h2><div id="parts"></div>'
     return f'{heading}<script>Plotly.newPlot("parts", {drawn})</script>'
 
 
 def _table(outcomes: Sequence[Outcome], num_ranks: int) -> str:
-    best = max(outcomes, key=lambda each: each.of_balanced.mid)
+    best = max(outcomes, key=lambda outcome: outcome.of_balanced.mid)
     headings = (
         "policy",
         "step, s",
@@ -112,17 +112,17 @@ def _table(outcomes: Sequence[Outcome], num_ranks: int) -> str:
     )
     rows = [
         (
-            each.policy,
-            f"{each.step.total_s:.2f}",
-            f"{each.over_plain:.2f}",
-            f"{each.of_balanced:.1%}",
-            f"{each.imbalance:.4f}",
-            f"{each.replicas_per_cell:.1f}",
-            str(each.num_moved_experts),
-            f"{each.sent_bytes / num_ranks / 1e9:.1f}",
-            f"{each.decide_time_s:.2f}",
+            outcome.policy,
+            f"{outcome.step.total_s:.2f}",
+            f"{outcome.over_plain:.2f}",
+            f"{outcome.of_balanced:.1%}",
+            f"{outcome.imbalance:.4f}",
+            f"{outcome.replicas_per_cell:.1f}",
+            str(outcome.num_moved_experts),
+            f"{outcome.sent_bytes / num_ranks / 1e9:.1f}",
+            f"{outcome.decide_time_s:.2f}",
         )
-        for each in outcomes
+        for outcome in outcomes
     ]
     head = "".join(f"<th>{html.escape(heading)}</th>" for heading in headings)
     body = ""

@@ -98,14 +98,14 @@ class PhaseFigures:
         """Return the figures of several ranks together: the longest of times, the sum of all other figures."""
         parts = list(parts)
         added: dict[str, Any] = {
-            each.name: (max if each.name.endswith("_s") else sum)(getattr(part, each.name) for part in parts)
-            for each in fields(PhaseFigures)
+            figure.name: (max if figure.name.endswith("_s") else sum)(getattr(part, figure.name) for part in parts)
+            for figure in fields(PhaseFigures)
         }
         return PhaseFigures(**added)
 
     def figures(self) -> dict[str, Any]:
         """Return the fields of this class, also of an object of a derived class, by name."""
-        return {each.name: getattr(self, each.name) for each in fields(PhaseFigures)}
+        return {figure.name: getattr(self, figure.name) for figure in fields(PhaseFigures)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +195,7 @@ def executions(reports: Iterable[ExecutionReport], cluster: Cluster) -> list[Exe
     """Sum up the reports of one step: one `Execution` per phase with reports, in the order in which phases happen."""
     sums = ExecutionSums(cluster)
     # The last report of a rank and phase counts.
-    sums.add({(each.phase, each.ep_group, each.ep_rank): each for each in reports}.values())
+    sums.add({(report.phase, report.ep_group, report.ep_rank): report for report in reports}.values())
     return sums.executions()
 
 
@@ -266,7 +266,7 @@ class _PhaseSum:
     def execution(self, phase: Phase) -> Execution:
         cluster = self._cluster
         everyone = _everyone(cluster.num_ep_groups, cluster.num_ranks)
-        missing = tuple(each for each in everyone if each not in self._reported)
+        missing = tuple(rank for rank in everyone if rank not in self._reported)
         is_complete = not missing and self._has_one_shape
         plain_NLR = self._plain_NLR() if is_complete else None
         plain = None if plain_NLR is None else imbalance(plain_NLR)
@@ -296,7 +296,7 @@ class _PhaseSum:
 
     def _imbalance(self) -> float:
         """Return the realised imbalance as `planning.load.imbalance` defines it."""
-        slowest, total = sum(int(each.sum()) for each in self._slowest_ML.values()), sum(self._rank_tokens)
+        slowest, total = sum(int(slowest_M.sum()) for slowest_M in self._slowest_ML.values()), sum(self._rank_tokens)
         return slowest * self._cluster.num_ranks / total if total else 1.0
 
     def _plain_NLR(self) -> NDArray[np.int64] | None:

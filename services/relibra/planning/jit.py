@@ -39,10 +39,10 @@ class MachineCode(NamedTuple):
 
 def machine_code() -> MachineCode:
     """Return how this process came by its machine code so far."""
-    stats = [each.stats for each in _dispatchers]
+    stats = [counters.stats for counters in _dispatchers]
     return MachineCode(
-        num_loaded=sum(sum(each.cache_hits.values()) for each in stats),
-        num_compiled=sum(sum(each.cache_misses.values()) for each in stats),
+        num_loaded=sum(sum(counters.cache_hits.values()) for counters in stats),
+        num_compiled=sum(sum(counters.cache_misses.values()) for counters in stats),
     )
 
 

@@ -65,8 +65,8 @@ def solve(
         InvalidInput: the arguments contradict each other, or the ranks do not divide the experts.
         InvalidPlan: `previous_home_LE` is not a placement.
     """
-    given = params or PlanParams()
-    params = given.counting_copies(model, cluster)
+    asked = params or PlanParams()
+    params = asked.counting_copies(model, cluster)
     identity_LE = cluster.identity_placement(model)
     _check_inputs(load, schedule, model, cluster)
     previous_LE = identity_LE
@@ -151,7 +151,7 @@ def solve(
     return Plan(
         model=model,
         cluster=cluster,
-        params=given,
+        params=asked,
         schedule=schedule,
         home_rank_LE=home_LE,
         replica_index_Y4=index_Y4,

@@ -74,7 +74,7 @@ def sentence(prediction: Prediction, parts: list[str]) -> str:
     floor = f"no placement gets below {prediction.imbalance_floor:.3f}"
     if prediction.time_us and prediction.time_bound_us and prediction.time_floor_us:
         of_bound, of_floor = (
-            prediction.time_us / each for each in (prediction.time_bound_us, prediction.time_floor_us)
+            prediction.time_us / lower_us for lower_us in (prediction.time_bound_us, prediction.time_floor_us)
         )
         time = f"experts and dispatch take {of_bound - 1:.1%} longer than the lower bound of this placement"
         parts = [f"{time}, and {of_floor - 1:.1%} longer than that of any placement", *parts]
@@ -118,4 +118,4 @@ class PlanTotals:
         """Return the (layer, expert) pairs with the most replicas, at most `limit` of them, most replicas first."""
         order = np.argsort(-self.num_replicas_LE.ravel().astype(np.int64), kind="stable")[:limit]
         num_experts = self.num_replicas_LE.shape[1]
-        return [divmod(int(each), num_experts) for each in order if self.num_replicas_LE.flat[each]]
+        return [divmod(int(index), num_experts) for index in order if self.num_replicas_LE.flat[index]]

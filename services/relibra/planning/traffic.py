@@ -142,10 +142,10 @@ class Traffic:
     def layer(self, layer: int) -> LayerTraffic:
         """Return the traffic of one layer. Sums are kept where those of all layers, `[L, N, E, M]` numbers, are few."""
         if layer not in self._kept:
-            found = self._sum_layer(layer)
-            if found.local_NEM.nbytes * self.load.counts_SLE.shape[1] > MAX_KEPT_BYTES:
-                return found
-            self._kept[layer] = found
+            layer_traffic = self._sum_layer(layer)
+            if layer_traffic.local_NEM.nbytes * self.load.counts_SLE.shape[1] > MAX_KEPT_BYTES:
+                return layer_traffic
+            self._kept[layer] = layer_traffic
         return self._kept[layer]
 
     def crossing_MLE(self, home_LE: NDArray[np.int32]) -> NDArray[np.int64]:

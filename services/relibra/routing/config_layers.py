@@ -95,7 +95,7 @@ def _listed(config: Mapping[str, Any]) -> dict[str, tuple[bool, ...]]:
 def _layers_at(key: str, indices: Any, num_layers: int) -> tuple[bool, ...]:
     """Return the MoE layers that are given by their numbers, in a list or as text such as `4,5,6`."""
     try:
-        chosen = {int(each) for each in (indices.split(",") if isinstance(indices, str) else indices)}
+        chosen = {int(index) for index in (indices.split(",") if isinstance(indices, str) else indices)}
     except (TypeError, ValueError):
         chosen = {-1}
     if not chosen <= set(range(num_layers)):

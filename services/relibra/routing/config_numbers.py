@@ -18,7 +18,7 @@ def number(config: Mapping[str, Any], keys: Sequence[str], default: int | None =
     if key is None and default is not None:
         return default
     value = None if key is None else config[key]
-    if isinstance(value, list) and value and all(each == value[0] for each in value):
+    if isinstance(value, list) and value and all(item == value[0] for item in value):
         value = value[0]
     if not is_int(value):
         expected = f"a whole number named {' or '.join(keys)}"

@@ -50,7 +50,7 @@ def bytes_to_array(
     Raises:
         InvalidInput: the shape is malformed or does not match the number of bytes.
     """
-    if len(shape) > 8 or not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in shape):
+    if len(shape) > 8 or not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in shape):
         raise InvalidInput.of(f"{field}.shape", expected="whole numbers of at least 0", got=str(list(shape))[:100])
     expected_size_bytes = math.prod(shape) * dtype.itemsize
     if len(data) != expected_size_bytes:

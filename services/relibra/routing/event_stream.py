@@ -81,7 +81,7 @@ def parse_body(body: str | bytes | bytearray) -> Any:
     if not data.startswith((_DATA, *_NO_DATA)):
         return json.loads(data)
     lines = enumerate(parse_line(line) for line in data.splitlines() if line.strip())
-    responses = [response for _, response in join_chunks(each for each in lines if each[1] is not None)]
+    responses = [response for _, response in join_chunks(line for line in lines if line[1] is not None)]
     return responses[0] if len(responses) == 1 else responses
 
 
@@ -98,6 +98,6 @@ def _merge(earlier: dict[str, Any], later: Mapping[str, Any]) -> None:
         if key == "token_ids" and isinstance(known, list) and isinstance(value, list):
             earlier[key] = known + value
         elif isinstance(known, dict) and isinstance(value, Mapping):
-            earlier[key] = known | {name: each for name, each in value.items() if each is not None}
+            earlier[key] = known | {name: item for name, item in value.items() if item is not None}
         elif value is not None or key not in earlier:
             earlier[key] = dict(value) if isinstance(value, Mapping) else value

@@ -153,8 +153,8 @@ def trace_of_sequences(
     if not routings:
         raise InvalidInput.of("recording", expected="at least one sequence", got="none")
     return RoutingTrace(
-        routed_experts=np.concatenate([each.narrow() for each in routings]),
-        offsets=np.cumsum([0, *(each.num_rows for each in routings)], dtype=np.int64),
+        routed_experts=np.concatenate([routing.narrow() for routing in routings]),
+        offsets=np.cumsum([0, *(routing.num_rows for routing in routings)], dtype=np.int64),
         num_experts=layers.num_experts,
         domain=None if domains is None else np.array(domains, dtype=np.str_),
     )
@@ -178,11 +178,13 @@ def trace_of_router_records(
     """
     forwards = decode_trace(records)
     routings = [
-        sequence_routing(each.routed_TLK, layers, num_tokens=len(each.routed_TLK) + 1, start=0, field="router_trace")
-        for each in forwards
+        sequence_routing(
+            forward.routed_TLK, layers, num_tokens=len(forward.routed_TLK) + 1, start=0, field="router_trace"
+        )
+        for forward in forwards
     ]
     trace = trace_of_sequences(routings, layers)
-    source_rank = np.array([each.source_rank for each in forwards], dtype=np.int32)
+    source_rank = np.array([forward.source_rank for forward in forwards], dtype=np.int32)
     num_ranks = int(source_rank.max()) + 1
     ep_ranks = num_ranks if num_ep_ranks is None else num_ep_ranks
     if ep_ranks < 1 or num_ranks % ep_ranks:
@@ -191,7 +193,7 @@ def trace_of_router_records(
         routed_experts=trace.routed_experts,
         offsets=trace.offsets,
         num_experts=trace.num_experts,
-        micro_batch=np.array([each.micro_batch for each in forwards], dtype=np.int32),
+        micro_batch=np.array([forward.micro_batch for forward in forwards], dtype=np.int32),
         source_rank=source_rank % np.int32(ep_ranks),
         ep_group=source_rank // np.int32(ep_ranks),
     )

@@ -58,7 +58,7 @@ def completions_of(response: Any) -> list[RoutedCompletion]:
         raise InvalidInput.of(
             "response", expected="a JSON object, or a list of JSON objects", got=f"a {type(response).__name__}"
         )
-    return [each for part in parts for each in _of_one(part)]
+    return [completion for part in parts for completion in _of_one(part)]
 
 
 def _of_one(response: Mapping[str, Any]) -> list[RoutedCompletion]:
@@ -83,7 +83,7 @@ def _of_one(response: Mapping[str, Any]) -> list[RoutedCompletion]:
 def _of_choices(response: Mapping[str, Any]) -> list[RoutedCompletion]:
     """Return a completion for every choice, or nothing if none has routed experts."""
     listed = response.get("choices")
-    choices = [_mapping(each) for each in listed] if isinstance(listed, list) else []
+    choices = [_mapping(choice) for choice in listed] if isinstance(listed, list) else []
     completions: list[RoutedCompletion | None] = [_of_choice(response, choices, index) for index in range(len(choices))]
     absent = _ABSENT
     sglext = _mapping(response.get("sglext"))
@@ -96,8 +96,8 @@ def _of_choices(response: Mapping[str, Any]) -> list[RoutedCompletion]:
     if not any(completions):
         return []
     return [
-        each or RoutedCompletion(payload=None, field=f"choices[{index}].routed_experts", instead=absent)
-        for index, each in enumerate(completions)
+        completion or RoutedCompletion(payload=None, field=f"choices[{index}].routed_experts", instead=absent)
+        for index, completion in enumerate(completions)
     ]
 
 

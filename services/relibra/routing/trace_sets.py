@@ -29,7 +29,7 @@ def merge_traces(traces: Sequence[RoutingTrace], *, of_one_step: bool = False) -
     """
     if not traces:
         raise InvalidInput.of("traces", expected="at least one", got="none")
-    shapes = [(each.num_layers, each.top_k, each.num_experts) for each in traces]
+    shapes = [(trace.num_layers, trace.top_k, trace.num_experts) for trace in traces]
     for index, shape in enumerate(shapes):
         if shape != shapes[0]:
             raise InvalidInput.of(
@@ -37,22 +37,24 @@ def merge_traces(traces: Sequence[RoutingTrace], *, of_one_step: bool = False) -
                 expected="the layers, top-k and experts of the first trace, {}, {}, {}".format(*shapes[0]),
                 got=shape,
             )
-    lengths = np.concatenate([np.diff(each.offsets) for each in traces])
+    lengths = np.concatenate([np.diff(trace.offsets) for trace in traces])
     optional: dict[str, Any] = {
-        key: np.concatenate([getattr(each, key) for each in traces])
+        key: np.concatenate([getattr(trace, key) for trace in traces])
         for key in ("domain", "micro_batch", "source_rank")
-        if all(getattr(each, key) is not None for each in traces)
+        if all(getattr(trace, key) is not None for trace in traces)
     }
-    if "micro_batch" in optional and any(each.ep_group is not None for each in traces):
+    if "micro_batch" in optional and any(trace.ep_group is not None for trace in traces):
         # A schedule without EP groups has the group 0, also beside one with others.
-        schedules = [each.schedule for each in traces]
-        optional["ep_group"] = np.concatenate([each.ep_group_S for each in schedules if each is not None])
+        schedules = [trace.schedule for trace in traces]
+        optional["ep_group"] = np.concatenate([schedule.ep_group_S for schedule in schedules if schedule is not None])
     if "micro_batch" in optional and not of_one_step:
-        first_of = np.cumsum([0, *(int(each.micro_batch.max()) + 1 for each in traces if each.micro_batch is not None)])
-        added = np.repeat(first_of[:-1], [each.num_sequences for each in traces])
+        first_of = np.cumsum(
+            [0, *(int(trace.micro_batch.max()) + 1 for trace in traces if trace.micro_batch is not None)]
+        )
+        added = np.repeat(first_of[:-1], [trace.num_sequences for trace in traces])
         optional["micro_batch"] = (optional["micro_batch"] + added).astype(np.int32)
     return RoutingTrace(
-        routed_experts=np.concatenate([each.routed_experts for each in traces]),
+        routed_experts=np.concatenate([trace.routed_experts for trace in traces]),
         offsets=np.cumsum([0, *lengths], dtype=np.int64),
         num_experts=traces[0].num_experts,
         **optional,
@@ -65,7 +67,7 @@ def take_sequences(trace: RoutingTrace, sequences: NDArray[np.integer]) -> Routi
     Raises:
         InvalidTrace: no sequences are given.
     """
-    spans = [(int(trace.offsets[each]), int(trace.offsets[each + 1])) for each in sequences]
+    spans = [(int(trace.offsets[sequence]), int(trace.offsets[sequence + 1])) for sequence in sequences]
     return RoutingTrace(
         routed_experts=np.concatenate([trace.routed_experts[:0], *(trace.routed_experts[a:b] for a, b in spans)]),
         offsets=np.cumsum([0, *(end - start for start, end in spans)], dtype=np.int64),

@@ -55,14 +55,12 @@ class Ways:
         step, phase = glance.executed_step, last_complete(glance.executed)
         if step is None or phase is None or phase.imbalance_plain is None or Cause.OBSERVING not in phase.intended:
             return None
-        found = f"The job only observes. In step {step.step}, imbalance was {phase.imbalance_plain:.3f}"
+        fact = f"The job only observes. In step {step.step}, imbalance was {phase.imbalance_plain:.3f}"
         if self._compare is None:
-            return (
-                f"{found}. What balancing would gain is said where relibra[planner] is installed beside this service."
-            )
+            return f"{fact}. What balancing would gain is said where relibra[planner] is installed beside this service."
         key = (glance.job.job_id, glance.job.epoch, step.step, step.plan is None)
         said = await self._said.get(key, lambda: self._told(glance))
-        return f"{found}; {said}"
+        return f"{fact}; {said}"
 
     async def _told(self, glance: JobGlance) -> str:
         assert self._compare is not None

@@ -66,9 +66,9 @@ def open_redis(url: str, guard: ConnectionGuard | None = None) -> RedisClient:
 
 def without_password(url: str) -> str:
     """Return `url` with passwords masked, valid or not, so that it may be printed."""
-    without_user_info = _USER_INFO.sub(lambda found: f"//{found['user'] or ''}***@", url)
+    without_user_info = _USER_INFO.sub(lambda match: f"//{match['user'] or ''}***@", url)
     return _PARAMETER.sub(
-        lambda found: f"{found['name']}=***" if "password" in unquote(found["name"]).lower() else found[0],
+        lambda match: f"{match['name']}=***" if "password" in unquote(match["name"]).lower() else match[0],
         without_user_info,
     )
 
@@ -141,7 +141,7 @@ class _PrimaryClient(Redis):
         await super().aclose(close_connection_pool)
         pool = self.connection_pool
         assert isinstance(pool, SentinelConnectionPool)
-        await asyncio.gather(*(each.aclose() for each in pool.sentinel_manager.sentinels))
+        await asyncio.gather(*(sentinel.aclose() for sentinel in pool.sentinel_manager.sentinels))
 
 
 class _PrimaryPool(SentinelConnectionPool, BlockingConnectionPool):
@@ -150,10 +150,10 @@ class _PrimaryPool(SentinelConnectionPool, BlockingConnectionPool):
 
 def _hosts(parts: SplitResult, default_port: int) -> list[tuple[str, int]]:
     """Return the comma-separated addresses of a URL."""
-    found = [urlsplit(f"//{each}") for each in parts.netloc.rpartition("@")[2].split(",")]
-    if not all(each.hostname for each in found):
+    hosts = [urlsplit(f"//{host}") for host in parts.netloc.rpartition("@")[2].split(",")]
+    if not all(host.hostname for host in hosts):
         raise ValueError("an address without a host")
-    return [(each.hostname or "", each.port or default_port) for each in found]
+    return [(host.hostname or "", host.port or default_port) for host in hosts]
 
 
 def _account(parts: SplitResult) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def decode_plan_record(job_id: str, step: int, values: list[bytes | None]) -> Pl
 
 
 _REPORT_FIELDS = tuple(
-    each.name for each in fields(ExecutionReport) if each.name not in ("step", "realised_load_ML", "expert_load_NLE")
+    field.name for field in fields(ExecutionReport) if field.name not in ("step", "realised_load_ML", "expert_load_NLE")
 )
 
 

@@ -16,7 +16,7 @@ T = TypeVar("T")
 def as_row(value: Any) -> Any:
     """Return a record as the list of its values, which takes half of what it takes with names; floats are rounded."""
     if is_dataclass(value):
-        return [as_row(getattr(value, each.name)) for each in fields(value)]
+        return [as_row(getattr(value, field.name)) for field in fields(value)]
     if isinstance(value, tuple):
         return list(map(as_row, value))
     if isinstance(value, bytes):
@@ -41,25 +41,25 @@ def _reader(annotation: Any) -> Callable[[Any], Any]:
     if annotation is bytes:
         return bytes.fromhex
     if origin is UnionType:
-        (present,) = (_reader(each) for each in arguments if each is not NoneType)
+        (present,) = (_reader(argument) for argument in arguments if argument is not NoneType)
         return lambda value: None if value is None else present(value)
     if origin is dict:
         key, item = map(_reader, arguments)
-        return lambda value: {key(name): item(each) for name, each in value.items()}
+        return lambda value: {key(name): item(entry) for name, entry in value.items()}
     if origin is tuple and arguments[-1] is Ellipsis:
         item = _reader(arguments[0])
         return lambda value: tuple(map(item, value))
     if origin is tuple:
         items = tuple(map(_reader, arguments))
-        return lambda value: tuple(read(each) for read, each in zip(items, value, strict=True))
+        return lambda value: tuple(read(element) for read, element in zip(items, value, strict=True))
     return lambda value: value
 
 
 def _record_reader(kind: Any) -> Callable[[Any], Any]:
-    readers = {each.name: _reader(each.type) for each in fields(kind)}  # type: ignore[arg-type]
+    readers = {field.name: _reader(field.type) for field in fields(kind)}  # type: ignore[arg-type]
 
     def read(value: Any) -> Any:
         named = value if isinstance(value, dict) else dict(zip(readers, value, strict=True))
-        return kind(**{name: readers[name](each) for name, each in named.items()})
+        return kind(**{name: readers[name](field_value) for name, field_value in named.items()})
 
     return read

@@ -94,14 +94,14 @@ def decode_totals(values: Sequence[bytes | None], what: str) -> PlanTotals | Non
     Raises:
         Corrupt: a field is not the one that was stored; the text names the plan as `what`.
     """
-    found = [
+    totals = [
         PackedArray.from_bytes(value, f"field {name!r} of {what}").unpack()
         for name, value in zip(TOTALS_FIELDS, values, strict=True)
         if value is not None
     ]
-    if len(found) < len(TOTALS_FIELDS):
+    if len(totals) < len(TOTALS_FIELDS):
         return None
-    home_rank_LE, load_LE, num_replicas_LE, before_LR, after_LR = found
+    home_rank_LE, load_LE, num_replicas_LE, before_LR, after_LR = totals
     return PlanTotals(
         home_rank_LE=home_rank_LE,
         load_LE=load_LE,

@@ -131,15 +131,15 @@ class Schedules(Attempts):
     @raises_unavailable
     async def pending_steps(self) -> list[PendingStep]:
         """Return the pending steps of the current attempts of all jobs; the step that waits longest comes first."""
-        epochs = await self.current_epochs(each.decode() for each in await self._redis.smembers(JOBS))
+        epochs = await self.current_epochs(job_id.decode() for job_id in await self._redis.smembers(JOBS))
         pipe = self._redis.pipeline(transaction=False)
         for job_id, epoch in epochs.items():
             pipe.exists(JobKeys(job_id).of("lease"))
             pipe.zrange(JobKeys(job_id).attempt(epoch).of("pending"), 0, -1, withscores=True)
         answers = await pipe.execute() if epochs else []
-        found = [
+        pending_steps = [
             PendingStep(job_id=job_id, step=int(step), submitted_at=submitted_at, is_leased=bool(is_leased))
             for job_id, is_leased, steps in zip(epochs, answers[::2], answers[1::2], strict=True)
             for step, submitted_at in steps
         ]
-        return sorted(found, key=lambda each: (each.submitted_at, each.job_id, each.step))
+        return sorted(pending_steps, key=lambda pending: (pending.submitted_at, pending.job_id, pending.step))

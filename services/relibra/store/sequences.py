@@ -58,7 +58,9 @@ class Sequences(Attempts):
             if step is None:
                 words = await self._put_ahead(keys, of_step, limits)
             else:
-                values = [(each.sequence_id, _to_bytes(each.counts_LE), each.policies) for each in of_step]
+                values = [
+                    (sequence.sequence_id, _to_bytes(sequence.counts_LE), sequence.policies) for sequence in of_step
+                ]
                 words = await self._put(keys, step, values, limits)
             for index, word in zip(indices, words, strict=True):
                 outcomes[index] = _refusal(word, sequences[index], limits)
@@ -97,7 +99,10 @@ class Sequences(Attempts):
         self, keys: AttemptKeys, sequences: Sequence[SequenceCounts], limits: StoreLimits
     ) -> list[bytes]:
         """Keep sequences of no step yet. Return a word for each."""
-        values = ((each.sequence_id, each.policies.encode() + _AHEAD + _to_bytes(each.counts_LE)) for each in sequences)
+        values = (
+            (sequence.sequence_id, sequence.policies.encode() + _AHEAD + _to_bytes(sequence.counts_LE))
+            for sequence in sequences
+        )
         words: list[bytes] = await self._script(
             "put_ahead",
             [keys.job.of("job"), *map(keys.job.of, AHEAD_KEYS)],
@@ -108,7 +113,10 @@ class Sequences(Attempts):
     @raises_unavailable
     async def reported_sequences(self, attempt: AttemptId, step: int) -> set[str]:
         """Return the ids of the sequences whose counts are kept."""
-        return {each.decode() for each in await self._redis.hkeys(AttemptKeys.of_attempt(attempt).step(step, "counts"))}
+        return {
+            sequence_id.decode()
+            for sequence_id in await self._redis.hkeys(AttemptKeys.of_attempt(attempt).step(step, "counts"))
+        }
 
     @raises_unavailable
     async def claim(

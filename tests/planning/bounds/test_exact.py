@@ -61,7 +61,7 @@ def test_the_optimum_is_the_best_of_all_plans(num_ranks, per_rank, slots, min_to
     home_X = np.repeat(np.arange(num_ranks), per_rank)
     limit = exact_limit(load_X, home_X, num_ranks, slots, min_tokens)
     best = _optimum(load_X.tolist(), home_X.tolist(), num_ranks, slots, min_tokens)
-    assert limit == ExactLimit(at_least=best, found=best)
+    assert limit == ExactLimit(at_least=best, at_most=best)
     assert limit.is_proven
 
 
@@ -77,18 +77,18 @@ def test_the_optimum_is_the_best_of_all_plans(num_ranks, per_rank, slots, min_to
 )
 def test_simple_cells(load_X, slots, expected):
     limit = exact_limit(np.array(load_X), np.arange(4), 4, slots)
-    assert limit.found == expected
+    assert limit.at_most == expected
     assert limit.is_proven
 
 
 def test_experts_too_small_for_a_replica_stay_home():
-    assert exact_limit(np.array([5, 5, 0, 0]), np.array([0, 0, 1, 1]), 2, 2, min_tokens=6).found == 10
+    assert exact_limit(np.array([5, 5, 0, 0]), np.array([0, 0, 1, 1]), 2, 2, min_tokens=6).at_most == 10
 
 
 def test_a_search_without_time_tells_what_it_knows():
     rng = np.random.default_rng(0)
     limit = exact_limit(rng.poisson(rng.lognormal(6, 1, 64)), np.repeat(np.arange(8), 8), 8, 2, time_limit_s=0.0)
-    assert 0 < limit.at_least <= limit.found
+    assert 0 < limit.at_least <= limit.at_most
 
 
 def _gap(seed):
@@ -107,7 +107,7 @@ def _gap(seed):
         return 0.0  # proven without a search
     best = exact_limit(load_E, home_E, num_ranks, slots)
     assert best.is_proven
-    return found / best.found - 1
+    return found / best.at_most - 1
 
 
 def test_replicas_are_within_half_a_percent_of_the_optimum():

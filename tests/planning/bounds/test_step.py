@@ -36,7 +36,7 @@ def _best_of_all_placements(load_ME, cluster):
             nodes = [home_E // num_gpus == node for node in range(cluster.num_nodes)]
             limits = [exact_limit(load_E[on], home_E[on] % num_gpus, num_gpus, cluster.redundant_slots) for on in nodes]
             assert all(limit.is_proven for limit in limits)
-            tokens += max(limit.found for limit in limits)
+            tokens += max(limit.at_most for limit in limits)
         best = min(best, tokens)
     return best
 

@@ -167,10 +167,10 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
             if job_id in jobs and not isinstance(why, StaleEpoch):
                 await self._store.note_refusal(jobs[job_id], Refused.SEQUENCES, step or 0, why)
         self._metrics.sequences.labels("refused").inc(len(refused))
-        for name, number in Counter(each.error for each in refused).items():
+        for name, number in Counter(refusal.error for refusal in refused).items():
             self._metrics.refused_sequences.labels(name).inc(number)
         self._metrics.sequences.labels("kept").inc(len(batch) - len(refused))
-        return sorted(refused, key=lambda each: each.ordinal)
+        return sorted(refused, key=lambda refusal: refusal.ordinal)
 
     def _refusal(self, request: routing_pb2.ReportRoutingRequest, error: RelibraError) -> routing_pb2.Refusal:
         name = type(error).__name__

@@ -38,13 +38,13 @@ class ExactLimit:
 
     at_least: int
     """No plan is below this."""
-    found: int
+    at_most: int
     """A plan with this many exists."""
 
     @property
     def is_proven(self) -> bool:
         """Whether the optimum is known. It is, unless time or floating-point precision ran out."""
-        return self.at_least == self.found
+        return self.at_least == self.at_most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +92,13 @@ def exact_limit(
     is_replica_XG = (np.arange(num_ranks) != rank_X[:, None]) & (tokens_X >= max(min_tokens, 1))[:, None]
     expert_Z, rank_Z = np.nonzero(is_replica_XG)
     if not slots or not len(expert_Z) or least == most:
-        return ExactLimit(at_least=most, found=most)
+        return ExactLimit(at_least=most, at_most=most)
     proven, is_held_Z = _search(tokens_X, rank_X, expert_Z, rank_Z, (num_ranks, most), slots, min_tokens, time_limit_s)
-    found = most
+    fewest = most
     if is_held_Z is not None:
         expert_Z, rank_Z = expert_Z[is_held_Z], rank_Z[is_held_Z]
-        found = min(found, _slowest_rank(tokens_X, rank_X, expert_Z, rank_Z, num_ranks, min_tokens))
-    return ExactLimit(at_least=min(max(least, proven), found), found=found)
+        fewest = min(fewest, _slowest_rank(tokens_X, rank_X, expert_Z, rank_Z, num_ranks, min_tokens))
+    return ExactLimit(at_least=min(max(least, proven), fewest), at_most=fewest)
 
 
 def exact_gap(plan: Plan, load: StepLoad, time_limit_s: float = _TIME_LIMIT_S) -> ExactGap:
@@ -135,7 +135,10 @@ def exact_gap(plan: Plan, load: StepLoad, time_limit_s: float = _TIME_LIMIT_S) -
             for node in range(cluster.num_nodes)
         ]
         best_ML[row, layer] = max(limit.at_least for limit in limits)
-        is_proven_ML[row, layer] = best_ML[row, layer] in (planned_ML[row, layer], max(each.found for each in limits))
+        is_proven_ML[row, layer] = best_ML[row, layer] in (
+            planned_ML[row, layer],
+            max(limit.at_most for limit in limits),
+        )
     gap_ML = planned_ML / np.maximum(best_ML, 1) - (best_ML > 0)
     return ExactGap(
         mean=float(gap_ML.mean()),

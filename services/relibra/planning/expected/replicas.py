@@ -49,16 +49,16 @@ def foresee_layer(
         index.append(np.stack([expert_X[place_Y], rank_Y + node * size], axis=1).astype(np.int32))
     index_Y2 = np.concatenate(index)
     index_Y2 = index_Y2[np.lexsort(index_Y2.T[::-1])]
-    found = _in_all(index_Y2, load_NE, home_E, cluster)
-    is_large_Y = found.tokens_Y.reshape(len(load_NE), -1).mean(axis=0) >= price.least
+    replicas = _in_all(index_Y2, load_NE, home_E, cluster)
+    is_large_Y = replicas.tokens_Y.reshape(len(load_NE), -1).mean(axis=0) >= price.least
     if not is_large_Y.all():
-        found = _in_all(index_Y2[is_large_Y], load_NE, home_E, cluster)
-    busiest = _busiest(found.index_Y2[: int(found.end_M[0])], home_E, cluster.num_ranks)
+        replicas = _in_all(index_Y2[is_large_Y], load_NE, home_E, cluster)
+    busiest = _busiest(replicas.index_Y2[: int(replicas.end_M[0])], home_E, cluster.num_ranks)
     cost = busiest * price.of_busiest + (price.of_cell if busiest else 0)
     at_home = _in_all(index_Y2[:0], load_NE, home_E, cluster)
-    if int((at_home.limit_M - found.limit_M).sum()) <= cost * len(load_NE):
+    if int((at_home.limit_M - replicas.limit_M).sum()) <= cost * len(load_NE):
         return at_home
-    return found
+    return replicas
 
 
 def _in_all(

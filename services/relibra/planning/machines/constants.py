@@ -163,7 +163,7 @@ def ranges_of(hardware: Hardware, dispatcher: Dispatcher) -> Mapping[str, Range]
 
 def middles(ranges: Mapping[str, Range]) -> Constants:
     """Return the constants that jobs and the simulation take by default."""
-    return Constants(**{name: each.mid for name, each in ranges.items()})
+    return Constants(**{name: range_.mid for name, range_ in ranges.items()})
 
 
 def _measured(rate: float) -> Range:

@@ -52,8 +52,8 @@ def _of_peaks(
 
 
 HARDWARE = {
-    each.name: each
-    for each in (
+    machine.name: machine
+    for machine in (
         _of_peaks("h100", 989, 3350, 4, 450, 50, 132, "H100 SXM5 data sheet; 8 x 400 Gb/s adapters a node"),
         _of_peaks("h200", 989, 4800, 4, 450, 50, 132, "H200 SXM data sheet; 8 x 400 Gb/s adapters a node"),
         _of_peaks(

@@ -116,9 +116,9 @@ def _by_time(search: Search, schedules: Sequence[Schedule], even: Schedule, pric
     may keep too much of it. Both are tried.
     """
     local = _by_tokens(search.with_free_dispatch, schedules, even).packing.schedule
-    begins = [search.judge.judge(each) for each in (*schedules, even)]
+    begins = [search.judge.judge(schedule) for schedule in (*schedules, even)]
     begins = [min(begins, key=cost_of), search.judge.judge(local)]
-    return min((_fitted_by_time(search, each, price) for each in begins), key=cost_of)
+    return min((_fitted_by_time(search, begin, price) for begin in begins), key=cost_of)
 
 
 def _fitted_by_time(search: Search, start: Judged, price: int) -> Judged:
@@ -127,10 +127,10 @@ def _fitted_by_time(search: Search, start: Judged, price: int) -> Judged:
     for _ in range(_MAX_ROUNDS):
         home_LE = best.packing.home_LE
         schedule = search.fitted_by_time(best.packing.schedule, home_LE, price)
-        found = min(judge.judge(schedule, home_LE), judge.judge(schedule), key=cost_of)
-        if found.cost >= best.cost:
+        candidate = min(judge.judge(schedule, home_LE), judge.judge(schedule), key=cost_of)
+        if candidate.cost >= best.cost:
             break
-        best = found
+        best = candidate
     return best
 
 

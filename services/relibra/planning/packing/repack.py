@@ -104,5 +104,5 @@ def _by_time(search: Search, before: Judged, home_LE: NDArray[np.int32] | None, 
 def _fitted(search: Search, start: Judged, price: int) -> Judged:
     """Fit sequences to a placement, which stays."""
     home_LE = start.packing.home_LE
-    found = search.judge.judge(search.fitted_by_time(start.packing.schedule, home_LE, price), home_LE)
-    return min((start, found), key=cost_of)
+    candidate = search.judge.judge(search.fitted_by_time(start.packing.schedule, home_LE, price), home_LE)
+    return min((start, candidate), key=cost_of)

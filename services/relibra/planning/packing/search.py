@@ -103,8 +103,8 @@ def reason(before: Judged, after: Judged, judge: Judge, counts_time: bool) -> st
     cluster, num_copies = judge.cluster, max(int(judge.counts_SLE.sum(dtype=np.int64)), 1)
     groups = "nodes" if judge.num_groups == cluster.num_nodes else "ranks"
     what = f"modelled time of experts and dispatch at {groups}" if counts_time else f"floor of {groups}"
-    cost, lower_cost = (each.cost * judge.num_groups / num_copies for each in (before, after))
-    stays, more_stays = (_num_local(each.packing, judge) / num_copies for each in (before, after))
+    cost, lower_cost = (judged.cost * judge.num_groups / num_copies for judged in (before, after))
+    stays, more_stays = (_num_local(judged.packing, judge) / num_copies for judged in (before, after))
     told = (
         f"packing brings the {what} from {cost:.4f} to {lower_cost:.4f}, and the share of tokens that stay on their "
         f"node from {stays:.1%} to {more_stays:.1%}"

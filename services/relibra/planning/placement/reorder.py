@@ -79,9 +79,9 @@ def reorder(
             counts_moves=traffic is not None and bool(later_L[layer]),
         )
         home_E, saved = search.run(previous_LE[layer], identity_LE[layer])
-        found = search.found.get(home_E.tobytes())
-        if known is not None and found is not None:
-            known.keep(layer, home_E, found)
+        replicas = search.judged.get(home_E.tobytes())
+        if known is not None and replicas is not None:
+            known.keep(layer, home_E, replicas)
         return home_E, saved
 
     each_home_E, saved = zip(*for_each_layer(reorder_one, num_layers, num_threads), strict=True)
@@ -123,7 +123,7 @@ class _LayerSearch:
     counts_moves: bool
     """Whether the search itself counts what moves cost, so that it moves those experts that gain most for it. A first
     placement lasts: its search looks for the best one."""
-    found: dict[bytes, LayerReplicas] = field(default_factory=dict)
+    judged: dict[bytes, LayerReplicas] = field(default_factory=dict)
     """The replicas of every placement that was judged, by the bytes of its home ranks."""
 
     def run(self, previous_E: NDArray[np.int32], identity_E: NDArray[np.int32]) -> tuple[NDArray[np.int32], int]:
@@ -144,9 +144,9 @@ class _LayerSearch:
 
     def _slowest(self, home_E: NDArray[np.int32]) -> int:
         """Return the tokens of the slowest ranks after replication, plus what replicas and dispatch cost."""
-        found = replicate_layer(self.load_ME, home_E, self.cluster, self.price, self.traffic)
-        self.found[home_E.tobytes()] = found
-        return int(found.cost_M.sum())
+        replicas = replicate_layer(self.load_ME, home_E, self.cluster, self.price, self.traffic)
+        self.judged[home_E.tobytes()] = replicas
+        return int(replicas.cost_M.sum())
 
     def _floor(self, home_E: NDArray[np.int32], num_ranks: int) -> int:
         """Return a lower bound on `_slowest`, for replicas and experts that stay inside groups of `num_ranks` ranks."""

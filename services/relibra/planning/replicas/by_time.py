@@ -43,10 +43,10 @@ def replicate_by_time(
     size = cluster.gpus_per_node
     node_E = home_E // np.int32(size)
     if not traffic.by_rank:
-        found = balance_layer(load_ME, home_E, cluster, price.least, price.of_busiest)
-        found = worth_their_cell(found, load_ME, home_E, cluster, price.of_cell)
+        replicas = balance_layer(load_ME, home_E, cluster, price.least, price.of_busiest)
+        replicas = worth_their_cell(replicas, load_ME, home_E, cluster, price.of_cell)
         busiest_M = traffic.of_nodes().busiest_M(load_ME, node_E)
-        return replace(found, cost_M=found.cost_M + (-(-busiest_M * traffic.price // size) >> UNIT_BITS))
+        return replace(replicas, cost_M=replicas.cost_M + (-(-busiest_M * traffic.price // size) >> UNIT_BITS))
     load_ME, crossing_ME = np.ascontiguousarray(load_ME), traffic.crossing_ME(load_ME, node_E)
     leaving_M = -(-traffic.leaving_M(node_E) // size)
     choices = [_nothing(len(load_ME))]
@@ -132,19 +132,19 @@ def _timed(
 
 def _fastest(choices: list[LayerReplicas]) -> LayerReplicas:
     """Return the fastest choice of every row; of equally fast ones, the first."""
-    limit_KM, cost_KM = (np.stack([getattr(each, name) for each in choices]) for name in ("limit_M", "cost_M"))
+    limit_KM, cost_KM = (np.stack([getattr(choice, name) for choice in choices]) for name in ("limit_M", "cost_M"))
     fastest_M, row_M = cost_KM.argmin(axis=0), np.arange(cost_KM.shape[1])
-    row_Y = np.concatenate([np.repeat(row_M, np.diff(each.end_M, prepend=0)) for each in choices])
-    choice_Y = np.repeat(np.arange(len(choices)), [len(each.tokens_Y) for each in choices])
+    row_Y = np.concatenate([np.repeat(row_M, np.diff(choice.end_M, prepend=0)) for choice in choices])
+    choice_Y = np.repeat(np.arange(len(choices)), [len(choice.tokens_Y) for choice in choices])
     taken_Y = np.flatnonzero(fastest_M[row_Y] == choice_Y)
     taken_Y = taken_Y[np.argsort(row_Y[taken_Y], kind="stable")]
     return LayerReplicas(
         limit_M=limit_KM[fastest_M, row_M],
         cost_M=cost_KM.min(axis=0),
         end_M=np.searchsorted(row_Y[taken_Y], row_M, side="right"),
-        index_Y2=np.concatenate([each.index_Y2 for each in choices])[taken_Y],
-        tokens_Y=np.concatenate([each.tokens_Y for each in choices])[taken_Y],
-        crossing_Y=np.concatenate([_copies(each) for each in choices])[taken_Y],
+        index_Y2=np.concatenate([choice.index_Y2 for choice in choices])[taken_Y],
+        tokens_Y=np.concatenate([choice.tokens_Y for choice in choices])[taken_Y],
+        crossing_Y=np.concatenate([_copies(choice) for choice in choices])[taken_Y],
     )
 
 

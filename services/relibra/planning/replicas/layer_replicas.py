@@ -36,14 +36,14 @@ class KnownReplicas:
 
     _of_layer: dict[int, tuple[NDArray[np.int32], LayerReplicas]] = field(default_factory=dict)
 
-    def keep(self, layer: int, home_E: NDArray[np.int32], found: LayerReplicas) -> None:
+    def keep(self, layer: int, home_E: NDArray[np.int32], replicas: LayerReplicas) -> None:
         """Keep the replicas of a layer under a placement; those that were kept for the layer before are dropped."""
-        self._of_layer[layer] = home_E, found
+        self._of_layer[layer] = home_E, replicas
 
     def of(self, layer: int, home_E: NDArray[np.int32]) -> LayerReplicas | None:
         """Return what was kept for the layer, or None if that was for another placement."""
-        kept_E, found = self._of_layer.get(layer, (None, None))
-        return found if kept_E is not None and np.array_equal(kept_E, home_E) else None
+        kept_E, replicas = self._of_layer.get(layer, (None, None))
+        return replicas if kept_E is not None and np.array_equal(kept_E, home_E) else None
 
 
 def balance_layer(
@@ -71,20 +71,20 @@ def balance_layer(
 
 
 def worth_their_cell(
-    found: LayerReplicas, load_ME: NDArray[np.int64], home_E: NDArray[np.int32], cluster: Cluster, of_cell: int
+    replicas: LayerReplicas, load_ME: NDArray[np.int64], home_E: NDArray[np.int32], cluster: Cluster, of_cell: int
 ) -> LayerReplicas:
     """Return the replicas of those rows where they save more than `of_cell` tokens of the slowest rank."""
     if of_cell == 0:
-        return found
+        return replicas
     by_rank_RX = np.argsort(home_E, kind="stable").reshape(cluster.num_ranks, -1)
     at_home_M = load_ME[:, by_rank_RX].sum(axis=-1).max(axis=-1)
-    num_M = np.diff(found.end_M, prepend=0)
-    is_kept_M = (num_M > 0) & (at_home_M - found.cost_M > of_cell)
+    num_M = np.diff(replicas.end_M, prepend=0)
+    is_kept_M = (num_M > 0) & (at_home_M - replicas.cost_M > of_cell)
     is_kept_Y = np.repeat(is_kept_M, num_M)
     return LayerReplicas(
-        limit_M=np.where(is_kept_M, found.limit_M, at_home_M),
-        cost_M=np.where(is_kept_M, found.cost_M + of_cell, at_home_M),
+        limit_M=np.where(is_kept_M, replicas.limit_M, at_home_M),
+        cost_M=np.where(is_kept_M, replicas.cost_M + of_cell, at_home_M),
         end_M=np.cumsum(np.where(is_kept_M, num_M, 0)),
-        index_Y2=found.index_Y2[is_kept_Y],
-        tokens_Y=found.tokens_Y[is_kept_Y],
+        index_Y2=replicas.index_Y2[is_kept_Y],
+        tokens_Y=replicas.tokens_Y[is_kept_Y],
     )

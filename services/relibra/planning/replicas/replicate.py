@@ -50,9 +50,9 @@ def replicate(
     def replicate_one(layer: int) -> LayerReplicas:
         if choose is not None:
             return choose(load_MLE[:, layer], home_LE[layer], cluster, price)
-        found = None if known is None else known.of(layer, home_LE[layer])
-        if found is not None:
-            return found
+        replicas = None if known is None else known.of(layer, home_LE[layer])
+        if replicas is not None:
+            return replicas
         of_layer = None if traffic is None else traffic.layer(layer)
         return replicate_layer(load_MLE[:, layer], home_LE[layer], cluster, price, of_layer)
 
@@ -77,8 +77,8 @@ def replicate_layer(
     """
     if traffic is not None:
         return replicate_by_time(load_ME, home_E, cluster, price, traffic)
-    found = balance_layer(load_ME, home_E, cluster, price.least, price.of_busiest)
-    return worth_their_cell(found, load_ME, home_E, cluster, price.of_cell)
+    replicas = balance_layer(load_ME, home_E, cluster, price.least, price.of_busiest)
+    return worth_their_cell(replicas, load_ME, home_E, cluster, price.of_cell)
 
 
 def _in_order(layers: Sequence[LayerReplicas]) -> NDArray[np.int32]:

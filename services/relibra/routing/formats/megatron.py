@@ -53,7 +53,7 @@ def decode_trace(records: Iterable[Mapping[str, Any]]) -> list[TracedForward]:
     for rank in sorted(by_rank):
         stages[tuple(sorted(by_rank[rank]))].append(rank)
     in_order = sorted(stages)
-    _check_stages(in_order, [len(stages[each]) for each in in_order])
+    _check_stages(in_order, [len(stages[stage]) for stage in in_order])
     num_passes = {len(passes) for by_layer in by_rank.values() for passes in by_layer.values()}
     if len(num_passes) > 1:
         raise InvalidInput.of(
@@ -73,7 +73,7 @@ def decode_trace(records: Iterable[Mapping[str, Any]]) -> list[TracedForward]:
             ),
         )
         for micro_batch in range(num_passes.pop())
-        for position, ranks in enumerate(zip(*(stages[each] for each in in_order), strict=True))
+        for position, ranks in enumerate(zip(*(stages[stage] for stage in in_order), strict=True))
     ]
 
 
@@ -90,10 +90,10 @@ def _check_stages(layers_of_stage: list[tuple[int, ...]], num_ranks: list[int]) 
 
 
 def _stack(arrays: list[NDArray[np.integer]], field: str) -> NDArray[np.integer]:
-    shapes = {each.shape for each in arrays}
+    shapes = {array.shape for array in arrays}
     if len(shapes) > 1 or arrays[0].ndim != 2:
         raise InvalidInput.of(field, expected="the same [tokens, K] in every layer", got=sorted(shapes))
-    extremes = [extreme for each in arrays for extreme in (int(each.min(initial=0)), int(each.max(initial=0)))]
+    extremes = [extreme for array in arrays for extreme in (int(array.min(initial=0)), int(array.max(initial=0)))]
     dtype = np.result_type(np.min_scalar_type(min(extremes)), np.min_scalar_type(max(extremes)))
     # Routers record int64. Narrowing each array before interleaving moves an eighth of the bytes.
-    return np.stack([each.astype(dtype) for each in arrays], axis=1)
+    return np.stack([array.astype(dtype) for array in arrays], axis=1)

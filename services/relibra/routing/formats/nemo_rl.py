@@ -46,7 +46,9 @@ def _decode_text(text: str, field: str) -> Any:
     if dtype_name not in _DTYPES:
         raise InvalidInput.of(f"{field}.dtype", expected=" or ".join(_DTYPES), got=f"{dtype_name[:40]!r}")
     numbers = shape_text.split("x")
-    if len(numbers) != 3 or not all(each.isascii() and each.isdigit() and len(each) < _MAX_DIGITS for each in numbers):
+    if len(numbers) != 3 or not all(
+        number.isascii() and number.isdigit() and len(number) < _MAX_DIGITS for number in numbers
+    ):
         raise InvalidInput.of(f"{field}.shape", expected="<rows>x<layers>x<top-k>", got=f"{shape_text[:40]!r}")
-    shape = [int(each) for each in numbers]
+    shape = [int(number) for number in numbers]
     return bytes_to_array(base64_to_bytes(data, field), _DTYPES[dtype_name], shape, field)
