@@ -37,6 +37,7 @@ SKYRL = (
     "a_planner_plans_micro_batches_of_equal_size",
     "a_planner_plans_micro_batches_by_tokens",
     "S5_a_job_that_replays_nothing_is_planned_from_history",
+    "S5_the_reference_is_a_job_of_its_own_that_is_planned_from_history",
     "experts_stay_while_gradients_accumulate",
     "the_entry_point_trains_with_the_worker_of_the_plug_in",
 )

@@ -24,9 +24,9 @@ def test_S5_updates_and_weights_that_leave_are_those_of_a_job_without_plans(skyr
         assert weights == {"num_sent": NUM_EXPORTED, "differing": []}
 
 
-def test_S9_the_log_of_the_workers_names_the_models_that_nobody_plans(skyrl_under_ray: Any) -> None:
+def test_S9_the_log_of_the_workers_names_no_model_as_unplanned_beside_a_reference(skyrl_under_ray: Any) -> None:
     assert "relibra balances job skyrl-ray: 2 MoE layers of 8 experts" in skyrl_under_ray.log
-    assert "relibra plans no pass of the reference of job skyrl-ray" in skyrl_under_ray.log
+    assert "relibra plans no pass of" not in skyrl_under_ray.log
 
 
 def test_L1_a_job_whose_planner_is_away_trains_on_and_says_so_in_the_log_of_its_workers(skyrl_under_ray: Any) -> None:

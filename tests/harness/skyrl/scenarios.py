@@ -6,12 +6,13 @@ from typing import Any
 from unittest import mock
 
 import torch
-from skyrl.backends.skyrl_train.workers.megatron.megatron_worker import MegatronPolicyWorkerBase
+from skyrl.backends.skyrl_train.workers.megatron.megatron_worker import MegatronPolicyWorkerBase, MegatronRefWorkerBase
 
 from harness import tiny_qwen3_moe
-from harness.plugin_contract import Contract, Plugin, Rank, check_moved, moving, named
+from harness.plugin_contract import Contract, Plugin, Rank, check_moved, moving, named, noted_outcomes
 from harness.skyrl import workers
 from harness.trained import ROUNDING, Trained, differing, relative
+from relibra.plugins.skyrl.reference import BalancedReferenceWorker
 from relibra.plugins.skyrl.worker import BalancedPolicyWorker
 
 NUM_UPDATES = 3
@@ -105,6 +106,31 @@ def S5_a_job_that_replays_nothing_is_planned_from_history(at: Rank) -> None:
     CONTRACT.check_planned_from_history(at, "skyrl-history", of_build={"replays": False}, has_routes=False)
 
 
+def S5_the_reference_is_a_job_of_its_own_that_is_planned_from_history(at: Rank) -> None:
+    """A real planner plans its passes from those before; log-probabilities are those of SkyRL's own worker."""
+    workers.environment(at.planner, "skyrl")
+    alone, balanced = (
+        workers.build_reference(worker, at.number, at.folder / "model")
+        for worker in (MegatronRefWorkerBase, BalancedReferenceWorker)
+    )
+    assert balanced.passes.planned.settings.job == "skyrl-reference"
+    with noted_outcomes(awaits_history=True) as outcomes:
+        for step in range(NUM_UPDATES):
+            data = workers.batch(at.number, step, has_routes=False)
+            want, got = (logprobs_of(worker, data) for worker in (alone, balanced))
+            assert float((got - want).abs().max()) < ROUNDING
+    assert [outcome.step for outcome in outcomes] == list(range(NUM_UPDATES))
+    assert outcomes[-1].applied is not None
+    assert outcomes[-1].num_replicas
+    assert not any(outcome.num_moved_experts for outcome in outcomes)
+    balanced.passes.close()
+
+
+def logprobs_of(worker: Any, data: Any) -> torch.Tensor:
+    """Return the log-probabilities that a worker computes of a batch; those of padding are 0."""
+    return torch.tensor([each["logprobs"] for each in worker.forward(data).loss_fn_outputs])
+
+
 def experts_stay_while_gradients_accumulate(at: Rank) -> None:
     """Two batches make one update, as with Tinker: experts stay where the first batch put them."""
     workers.environment("127.0.0.1:1", "accumulated")
@@ -148,9 +174,11 @@ def the_entry_point_trains_with_the_worker_of_the_plug_in(at: Rank) -> None:
         trainer.build_models(megatron_worker.PolicyWorker, megatron_worker.CriticWorker, megatron_worker.RefWorker)
     policy, critic, reference = handed
     assert issubclass(policy.__ray_metadata__.modified_class, BalancedPolicyWorker)
-    assert (critic, reference) == (megatron_worker.CriticWorker, megatron_worker.RefWorker)
-    environment = policy._default_options["runtime_env"]["env_vars"]
-    assert (environment["RELIBRA_PLANNER"], environment["RELIBRA_JOB"]) == ("planner:7420", "skyrl-r1")
+    assert issubclass(reference.__ray_metadata__.modified_class, BalancedReferenceWorker)
+    assert critic is megatron_worker.CriticWorker
+    for model in (policy, reference):
+        environment = model._default_options["runtime_env"]["env_vars"]
+        assert (environment["RELIBRA_PLANNER"], environment["RELIBRA_JOB"]) == ("planner:7420", "skyrl-r1")
 
 
 SCENARIOS = named(
@@ -161,6 +189,7 @@ SCENARIOS = named(
     a_planner_plans_micro_batches_of_equal_size,
     a_planner_plans_micro_batches_by_tokens,
     S5_a_job_that_replays_nothing_is_planned_from_history,
+    S5_the_reference_is_a_job_of_its_own_that_is_planned_from_history,
     experts_stay_while_gradients_accumulate,
     CONTRACT.checkpoints_are_the_frameworks_own_unless_experts_may_move,
     CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,

@@ -69,11 +69,25 @@ def configuration(model: Path, *of_plug_in: str, max_tokens: int = -1, replays: 
 
 def build(worker: type[Any], rank: int, model: Path, **options: Any) -> Any:
     """Build a worker and its model as SkyRL's `PPORayActorGroup` and trainer do."""
-    from megatron.core.transformer.moe.router_replay import RouterReplay
     from skyrl.backends.skyrl_train.weight_sync import weight_senders
 
     weight_senders.build_trainer_engine = KeptWeights
     whole = configuration(model, **options)
+    built = _built(worker, rank, model, whole)
+    asyncio.run(built.init_weight_sync_state(NoEngines(), whole.generator.inference_engine))
+    return built
+
+
+def build_reference(worker: type[Any], rank: int, model: Path) -> Any:
+    """Build a worker of the reference and its model, which is that of the policy."""
+    whole = configuration(model, replays=False)
+    whole.trainer.ref.megatron_config = whole.trainer.policy.megatron_config
+    return _built(worker, rank, model, whole)
+
+
+def _built(worker: type[Any], rank: int, model: Path, whole: Any) -> Any:
+    from megatron.core.transformer.moe.router_replay import RouterReplay
+
     RouterReplay.global_router_replay_instances.clear()  # of the worker before, which has a process of its own in a job
     built = worker(
         cfg=whole.trainer,
@@ -87,7 +101,6 @@ def build(worker: type[Any], rank: int, model: Path, **options: Any) -> Any:
     built.init_worker_process_group()
     seed()
     built.init_model(str(model))
-    asyncio.run(built.init_weight_sync_state(NoEngines(), whole.generator.inference_engine))
     return built
 
 

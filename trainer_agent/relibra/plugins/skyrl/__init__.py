@@ -1,14 +1,15 @@
 """The plug-in for SkyRL: `trainer.override_entrypoint=relibra.integrations.skyrl`.
 
-No file of SkyRL changes. The experiment and the policy worker are subclasses of SkyRL's. `build_models` is wrapped in
-the trainer, `forward` and `forward_backward_mini_batch` in the worker's model, and megatron's
-`get_forward_backward_func` in the module of that model during a pass.
+No file of SkyRL changes. The experiment and the workers of policy and reference are subclasses of SkyRL's.
+`build_models` is wrapped in the trainer, `forward` and `forward_backward_mini_batch` in the worker's model, and
+megatron's `get_forward_backward_func` in the module of that model during a pass.
 
     arguments     relibra's settings on SkyRL's command line
     points        the attributes of SkyRL that the plug-in relies on, checked at start
-    entrypoint    SkyRL's own entry point, with a policy worker that balances
+    entrypoint    SkyRL's own entry point, with workers of the policy and of the reference that balance
     batch         what a rank trains on, in the form of `relibra.steps`
     worker        SkyRL's Megatron policy worker with an agent inside
+    reference     that of the reference, whose job is its own
 
 Written against SkyRL 0.4.0.
 """

@@ -1,5 +1,6 @@
-"""SkyRL's own entry point, with a policy worker that balances."""
+"""SkyRL's own entry point, with workers of the policy and of the reference that balance."""
 
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ from relibra.plugins.points import check_points
 from relibra.plugins.skyrl import points
 from relibra.plugins.skyrl.arguments import split, variables
 from relibra.plugins.skyrl.rollout import report_trajectories
+
+log = logging.getLogger(__name__)
 
 check_points(main_base, points.ENTRYPOINT, version=points.VERSION, without=points.OFF)
 
@@ -33,23 +36,23 @@ def main() -> None:
 
 
 def balanced(experiment: type[Any], environment: Mapping[str, str] | None = None) -> type[Any]:
-    """Return a subclass of an experiment of SkyRL, `BasePPOExp` or your own, whose policy is balanced.
+    """Return a subclass of an experiment of SkyRL, `BasePPOExp` or your own, whose policy and reference are balanced.
 
     Args:
         experiment: the class of the experiment.
-        environment: the environment variables of the policy's workers; by default they follow from the configuration of
-            the experiment and the variables of this process.
+        environment: the environment variables of their workers; by default they follow from the configuration of the
+            experiment and the variables of this process.
     """
 
     class BalancedExperiment(experiment):  # type: ignore[misc]
-        """The experiment; the class of its policy's workers differs, and its generator reports what it generates."""
+        """The experiment; the classes of two models' workers differ, and its generator reports what it generates."""
 
         def get_generator(self, *args: Any, **kwargs: Any) -> Any:
             """Return the generator, which reports each trajectory where it finishes."""
             return report_trajectories(super().get_generator(*args, **kwargs))
 
         def get_trainer(self, *args: Any, **kwargs: Any) -> Any:
-            """Return the trainer, which builds models with the policy worker of this plug-in.
+            """Return the trainer, which builds models with the workers of this plug-in.
 
             Raises:
                 InvalidInput: a setting of relibra is missing or wrong.
@@ -65,11 +68,15 @@ def balanced(experiment: type[Any], environment: Mapping[str, str] | None = None
             trainer = super().get_trainer(*args, **kwargs)
             build = trainer.build_models
 
-            def build_models(policy: Any, *others: Any) -> None:
+            def build_models(policy: Any, critic: Any, reference: Any) -> None:
                 if policy is not megatron_worker.PolicyWorker:
                     raise Unsupported(f"expected SkyRL's own policy worker for Megatron, got {policy}")
                 own = variables(self.cfg.trainer, {}, os.environ) if environment is None else environment
-                build(policy_worker(own), *others)
+                if reference is megatron_worker.RefWorker:
+                    reference = reference_worker(own)
+                else:
+                    log.warning("relibra leaves the reference as it is: expected SkyRL's own worker, got %s", reference)
+                build(policy_worker(own), critic, reference)
 
             trainer.build_models = build_models
             return trainer
@@ -81,7 +88,18 @@ def policy_worker(environment: Mapping[str, str]) -> Any:
     """Return the policy worker of this plug-in as an actor of Ray, with environment variables."""
     from relibra.plugins.skyrl.worker import BalancedPolicyWorker
 
-    return ray.remote(num_gpus=1, runtime_env={"env_vars": dict(environment)})(BalancedPolicyWorker)
+    return _actor(BalancedPolicyWorker, environment)
+
+
+def reference_worker(environment: Mapping[str, str]) -> Any:
+    """Return the reference worker of this plug-in as an actor of Ray, with environment variables."""
+    from relibra.plugins.skyrl.reference import BalancedReferenceWorker
+
+    return _actor(BalancedReferenceWorker, environment)
+
+
+def _actor(worker: type[Any], environment: Mapping[str, str]) -> Any:
+    return ray.remote(num_gpus=1, runtime_env={"env_vars": dict(environment)})(worker)
 
 
 def _train(config: Any, environment: Mapping[str, str]) -> None:

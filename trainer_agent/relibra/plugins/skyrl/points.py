@@ -29,6 +29,9 @@ WORKER: Points = {
     "MegatronPolicyWorkerBase.init_weight_sync_state": (),
     "MegatronPolicyWorkerBase._build_weight_source": ("dtype", "backend", ...),
     "MegatronPolicyWorkerBase.broadcast_to_inference_engines": (),
+    "MegatronRefWorkerBase.init_model": ("model_path", ...),
+    "MegatronRefWorkerBase.forward": ("data", ...),
+    "RefWorker": (),
     "MegatronStrategy._dist_ckpt_optim_metadata": (),
 }
 """Attributes of `skyrl.backends.skyrl_train.workers.megatron.megatron_worker`."""

@@ -49,14 +49,8 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
         if settings.mode is Mode.OBSERVE:
             self.observer = observe_megatron(settings, layers, self.actor_module, self.optimizer)
             return
-        _check_settings(self.cfg, self.provider, is_lora=self._is_lora)
-        self.passes = attach_job(
-            settings,
-            layers,
-            self.actor_module,
-            self.optimizer,
-            unplanned=_unplanned_models(self.cfg),
-        )
+        check_settings(self.cfg, self.cfg.policy.megatron_config, self.provider, is_lora=self._is_lora)
+        self.passes = attach_job(settings, layers, self.actor_module, self.optimizer)
         self._has_gradients = False
         self.model.forward = self._in_a_pass(self.model.forward, is_training=False)
         self.model.forward_backward_mini_batch = self._in_a_pass(
@@ -151,17 +145,14 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
             self.passes.begin(phase)
 
 
-def _unplanned_models(config: Any) -> list[str]:
-    """Return the models beside the policy that the job runs, as SkyRL's trainer decides it."""
-    uses = {
-        "the critic": config.critic.model.path,
-        "the reference": config.algorithm.use_kl_loss or config.algorithm.use_kl_in_reward,
-    }
-    return [name for name, is_used in uses.items() if is_used]
-
-
-def _check_settings(config: Any, provider: Any, *, is_lora: bool) -> None:
+def check_settings(config: Any, megatron: Any, provider: Any, *, is_lora: bool = False) -> None:
     """Check settings of SkyRL.
+
+    Args:
+        config: that of the trainer.
+        megatron: that of megatron for this model.
+        provider: Megatron-Bridge's provider of the model.
+        is_lora: whether the model has an adapter.
 
     Raises:
         Unsupported: the plug-in was not run with a setting.
@@ -170,7 +161,7 @@ def _check_settings(config: Any, provider: Any, *, is_lora: bool) -> None:
         raise Unsupported("expected trainer.policy.model.lora.rank=0, because relibra does not balance LoRA in SkyRL")
     if getattr(provider, "fp8", None):
         raise Unsupported("expected no fp8, because the plug-in was not run with it in SkyRL")
-    if not config.remove_microbatch_padding and config.policy.megatron_config.context_parallel_size > 1:
+    if not config.remove_microbatch_padding and megatron.context_parallel_size > 1:
         raise Unsupported(
             "expected trainer.remove_microbatch_padding=true with context parallelism, because the plug-in was not run "
             "with another setting"
