@@ -66,6 +66,7 @@ NEMO_RL = (
     "S5_a_job_that_replays_nothing_is_planned_from_history",
     "a_worker_without_optimizer_gets_no_agent",
     "a_script_that_is_run_through_the_plug_in_starts_its_workers_in_the_environment_of_nemo_rls",
+    "the_driver_reports_each_sample_of_an_asynchronous_rollout_as_training_reads_it",
 )
 BRIDGE = (
     "S5_one_adapter_of_all_experts_trains_as_under_bridge_alone",

@@ -90,7 +90,7 @@ def _names(statement: ast.stmt) -> list[str]:
         return [each.asname or each.name for each in statement.names]
     if isinstance(statement, ast.AnnAssign):
         return [statement.target.id] if isinstance(statement.target, ast.Name) else []
-    return [statement.name] if isinstance(statement, ast.FunctionDef | ast.ClassDef) else []
+    return [statement.name] if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else []
 
 
 def _source(file: Path, statement: ast.ImportFrom, checkout: Path) -> Path | None:
@@ -100,7 +100,7 @@ def _source(file: Path, statement: ast.ImportFrom, checkout: Path) -> Path | Non
 
 
 def _parameters(definition: ast.AST) -> list[str] | None:
-    if not isinstance(definition, ast.FunctionDef):
+    if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
         return None
     return [each.arg for each in (*definition.args.args, *definition.args.kwonlyargs)]
 

@@ -8,16 +8,21 @@ from unittest import mock
 
 import torch
 from nemo_rl.algorithms.loss.loss_functions import NLLLossFn
+from nemo_rl.data.llm_message_utils import batched_message_log_to_flat_message
+from nemo_rl.distributed.batched_data_dict import BatchedDataDict
 from nemo_rl.models.policy import utils as policy_utils
 from nemo_rl.models.policy.workers import megatron_policy_worker as policy_worker
 
 from harness import tiny_qwen3_moe
-from harness.nemo_rl import driver, workers
+from harness.nemo_rl import driver, rollouts, workers
 from harness.plugin_contract import Contract, Plugin, Rank, named, refused
-from harness.tiny_qwen3_moe import NUM_EXPERTS
+from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
 from harness.trained import NUM_EXPORTED, ROUNDING, Trained
 from relibra.errors import Unsupported
 from relibra.plugins.nemo_rl import worker as plugin
+from relibra.plugins.nemo_rl.batch import rank_batch
+from relibra.routing import ModelLayers
+from relibra.routing.sequence_name import name_sequence
 
 NUM_UPDATES = 2
 PASSES_PER_UPDATE = 1 + workers.NUM_GLOBAL_BATCHES
@@ -201,6 +206,23 @@ def a_script_that_is_run_through_the_plug_in_starts_its_workers_in_the_environme
         assert result["arguments"] == ["--config", "recipe.yaml"]
 
 
+def the_driver_reports_each_sample_of_an_asynchronous_rollout_as_training_reads_it(at: Rank) -> None:
+    """NeMo-RL's own rollout: a sample has the tokens and the routes of its messages; a validation reports nothing."""
+    if at.number:
+        return
+    reports, logs = rollouts.streamed(workers.rollout(0))
+    assert len(reports) == len(logs) == 3
+    flat, lengths = batched_message_log_to_flat_message(logs, pad_value_dict={"token_ids": 0})
+    trained = BatchedDataDict(input_ids=flat["token_ids"], input_lengths=lengths, routed_experts=flat["routed_experts"])
+    trained.micro_batch_indices = [[[0, len(logs)]]]
+    layers = ModelLayers.uniform(num_layers=NUM_LAYERS, num_experts=NUM_EXPERTS, top_k=TOP_K)
+    batch = rank_batch(trained, layers)
+    assert {name_sequence(tokens) for tokens, _, _ in reports} == set(batch.names)
+    for tokens, routed, read in reports:
+        expected = batch.routings[batch.names.index(name_sequence(tokens))]
+        assert (read(routed, layers, num_tokens=len(tokens)).counts() == expected.counts()).all()
+
+
 SCENARIOS = named(
     CONTRACT.the_framework_alone_trains,
     S5_all_is_that_of_the_framework_alone_when_experts_move_before_every_pass,
@@ -215,4 +237,5 @@ SCENARIOS = named(
     CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
     a_worker_without_optimizer_gets_no_agent,
     a_script_that_is_run_through_the_plug_in_starts_its_workers_in_the_environment_of_nemo_rls,
+    the_driver_reports_each_sample_of_an_asynchronous_rollout_as_training_reads_it,
 )

@@ -14,7 +14,7 @@ from relibra.errors import RelibraError
 from relibra.plugins.rollout_job import RolloutJob, find_rollout_job
 from relibra.rollout import RolloutReporter
 from relibra.routing.sequence_name import name_sequence
-from relibra.routing.sequence_routing import sequence_routing
+from relibra.routing.sequence_routing import SequenceRouting, sequence_routing
 from relibra.wire.client import PlannerClient
 
 log = logging.getLogger(__name__)
@@ -39,16 +39,17 @@ class RolloutStream:
         self._planner: PlannerClient | None = None
         self._failed = Trouble("relibra: samples are reported from the rollout again, after %d that were not")
 
-    def report(self, tokens: Any, routed_experts: Any) -> None:
+    def report(self, tokens: Any, routed_experts: Any, read: Callable[..., SequenceRouting] = sequence_routing) -> None:
         """Report a sample that has finished; return at once.
 
         Args:
             tokens: its token ids, prompt and response.
-            routed_experts: what the engine recorded of them, as `sequence_routing` takes it; None if that is nothing.
+            routed_experts: what the engine recorded of them, as `read` takes it; None if that is nothing.
+            read: decodes it, called as `sequence_routing` is.
         """
         if routed_experts is None:
             return
-        with_name = functools.partial(self._report, tokens, routed_experts)
+        with_name = functools.partial(self._report, tokens, routed_experts, read)
         self._try(with_name, "training ranks report a sample that the rollout did not: %s")
 
     def submit(self, all_tokens: Sequence[Any]) -> None:
@@ -73,10 +74,10 @@ class RolloutStream:
                 client.close()
         self._reporter = self._planner = self._job = None
 
-    def _report(self, tokens: Any, routed_experts: Any) -> None:
+    def _report(self, tokens: Any, routed_experts: Any, read: Callable[..., SequenceRouting]) -> None:
         if (job := self._follow()) is None or self._reporter is None:
             return
-        routing = sequence_routing(routed_experts, job.layers, num_tokens=len(tokens))
+        routing = read(routed_experts, job.layers, num_tokens=len(tokens))
         self._reporter.report(None, name_sequence(tokens), routing.routed_TLK)
 
     def _submit(self, all_tokens: Sequence[Any]) -> None:

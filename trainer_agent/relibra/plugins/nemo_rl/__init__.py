@@ -8,6 +8,7 @@ the modules of the worker during a pass.
     launch          makes the driver's policies start the worker of this plug-in
     points          the attributes of NeMo-RL that the plug-in relies on, checked at start
     configuration   what the plug-in takes from NeMo-RL's configuration and model
+    rollout         reports the samples of the driver's rollouts where they finish
     batch           what a rank trains on, in the form of `relibra.steps`
     worker          NeMo-RL's Megatron policy worker with an agent inside
 

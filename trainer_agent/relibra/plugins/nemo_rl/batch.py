@@ -1,8 +1,8 @@
 """NeMo-RL: one global batch of a shard, as a policy worker hands it to `get_microbatch_iterator`.
 
 Written against NVIDIA-NeMo/RL 7ea279a (`nemo_rl/distributed/batched_data_dict.py`, `nemo_rl/models/megatron/data.py`).
-The adapter reads `routed_experts` `[B, S, layers, K]` and `input_lengths` `[B]` of the batch, and the attribute
-`micro_batch_indices`, which holds one list for its one global batch.
+The adapter reads `routed_experts` `[B, S, layers, K]`, `input_ids` `[B, S]` and `input_lengths` `[B]` of the batch, and
+the attribute `micro_batch_indices`, which holds one list for its one global batch.
 """
 
 from itertools import pairwise
@@ -12,6 +12,7 @@ import numpy as np
 
 from relibra.errors import InvalidInput
 from relibra.routing.model_layers import ModelLayers
+from relibra.routing.sequence_name import name_sequence
 from relibra.routing.sequence_routing import SequenceRouting, as_integers
 from relibra.steps import RankBatch
 
@@ -37,18 +38,36 @@ def rank_batch(batch: Any, layers: ModelLayers, train_micro_batch_size: int | No
     spans = _spans(batch, len(length_B), train_micro_batch_size)
     return RankBatch(
         routings=[
-            _replayed(routed_BSXK[index, :num_tokens], layers, num_tokens, f"routed_experts[{index}]")
+            replayed(routed_BSXK[index, :num_tokens], layers, num_tokens=num_tokens, field=f"routed_experts[{index}]")
             for index, num_tokens in enumerate(length_B)
         ],
         micro_batches=[list(range(first, end)) for first, end in spans],
+        names=[
+            name_sequence(ids_S[:num_tokens])
+            for ids_S, num_tokens in zip(as_integers(batch["input_ids"], "input_ids"), length_B, strict=True)
+        ],
     )
 
 
-def _replayed(rows_TXK: Any, layers: ModelLayers, num_tokens: int, field: str) -> SequenceRouting:
-    """Return the rows as NeMo-RL replays them, without those that it leaves to the router.
+def replayed(
+    routed_experts: Any, layers: ModelLayers, *, num_tokens: int, field: str = "routed_experts"
+) -> SequenceRouting:
+    """Return the rows of a sequence as NeMo-RL replays them, without those that it leaves to the router.
 
     Rows of dense layers are not looked at: tokens of an environment have experts 0 to K - 1 in all layers.
+
+    Args:
+        routed_experts: integers `[T, layers, K]`, a row for each token.
+        layers: the layers of the model.
+        num_tokens: the number of tokens, prompt and response.
+        field: the name of the rows in errors.
+
+    Raises:
+        InvalidInput: the rows do not fit the tokens or the layers, or a row has only part of its routes.
     """
+    rows_TXK = as_integers(routed_experts, field)
+    if rows_TXK.ndim != 3:
+        raise InvalidInput.of(field, expected="[rows, layers, K]", got=list(rows_TXK.shape))
     if num_tokens < 1 or len(rows_TXK) < num_tokens:
         raise InvalidInput.of(
             field, expected=f"at least one token, and a row for each of {num_tokens}", got=len(rows_TXK)

@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 from relibra.plugins.nemo_rl import points
+from relibra.plugins.nemo_rl.rollout import install_in_rollout
 
 log = logging.getLogger(__name__)
 
@@ -13,6 +14,8 @@ MEGATRON = "nemo_rl.models.policy.workers.megatron_policy_worker.MegatronPolicyW
 
 def install() -> None:
     """Have `Policy` start `Worker` where it would start NeMo-RL's Megatron worker. A second call does nothing.
+
+    The first such policy also has the rollouts of the driver report their samples.
 
     `Policy` takes the class of its workers as an argument, `worker_extension_cls_fqn`, and no recipe of NeMo-RL can set
     it. So this function replaces the function with which `Policy` chooses its default.
@@ -34,6 +37,7 @@ def install() -> None:
         if name != MEGATRON:
             log.warning("relibra: a policy of %s is not balanced; relibra balances workers of %s only", name, MEGATRON)
             return name
+        install_in_rollout()  # a policy is made when the algorithm is loaded, and before its rollouts
         registry = environments.ACTOR_ENVIRONMENT_REGISTRY
         if WORKER not in registry:
             python = environments.get_actor_python_env(MEGATRON)

@@ -10,10 +10,14 @@ PACKAGE = "nemo_rl"
 
 _WORKER = "MegatronPolicyWorkerImpl"
 POINTS: Mapping[str, Points] = {
+    "algorithms.distillation": {"validate": ()},
+    "algorithms.grpo": {"validate": ()},
+    "algorithms.ppo": {"validate": ()},
     "distributed.ray_actor_environment_registry": {
         "ACTOR_ENVIRONMENT_REGISTRY": (),
         "get_actor_python_env": ("actor_class_fqn",),
     },
+    "experience.rollouts": {"run_sample_multi_turn_rollout": ()},
     "models.megatron.router_replay": {"_global_moe_layer_numbers": ("model_config",)},
     "models.megatron.train": {"get_forward_backward_func": ()},
     "models.policy.lm_policy": {"resolve_policy_worker_cls": ("default_cls", "config")},
