@@ -14,6 +14,7 @@ from relibra.agent.config import Transport
 from relibra.planning import Model
 from relibra.plugins import embedded
 from relibra.plugins.balanced_passes import BalancedPasses
+from relibra.plugins.kept_log import keep_log
 from relibra.plugins.model_sizes import measure_sizes
 from relibra.plugins.nodes import cluster_of, gather_hosts
 from relibra.plugins.plan_params import config_of, homes_stay, plan_params
@@ -72,6 +73,7 @@ def attach_job(
     from megatron.core import parallel_state
 
     assert settings.mode is Mode.BALANCE, "a job that observes has no agent"
+    keep_log()
     settings = embedded.resolve_planner(settings)
     if beside:
         settings = settings.beside(beside)

@@ -11,6 +11,7 @@ from typing import Any
 
 from relibra.agent.plans.trouble import Trouble
 from relibra.errors import RelibraError
+from relibra.plugins.kept_log import keep_log
 from relibra.plugins.rollout_job import RolloutJob, find_rollout_job
 from relibra.rollout import RolloutReporter
 from relibra.routing.sequence_name import name_sequence
@@ -32,6 +33,7 @@ class RolloutStream:
     """
 
     def __init__(self, find: Callable[[], RolloutJob | None] = find_rollout_job) -> None:
+        keep_log()
         self._find = find
         self._job: RolloutJob | None = None
         self._looked_s = float("-inf")

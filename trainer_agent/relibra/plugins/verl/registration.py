@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from relibra.errors import Unsupported
+from relibra.plugins.kept_log import keep_log
 from relibra.plugins.points import Points, check_points
 from relibra.plugins.verl import points
 from relibra.plugins.verl.driver import install_in_driver
@@ -32,6 +33,7 @@ def install() -> None:
     if _is_installed:
         return
     _is_installed = True
+    keep_log()
     install_in_driver()
     install_in_rollout()
     install_in_sender()
