@@ -9,20 +9,22 @@ FRAMEWORKS_PYTHON ?= $(PYTHON)
 # Ray starts no worker from a path with a space, so a checkout in such a path needs this environment elsewhere.
 FRAMEWORKS_VENV ?= .venv-frameworks
 FRAMEWORKS_READY := $(FRAMEWORKS_VENV)/ready
+WHOLE_JOB_VENV ?= .venv-whole-job
+WHOLE_JOB_READY := $(WHOLE_JOB_VENV)/ready
 # Tests start hundreds of processes, and each would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-containers test-megatron test-frameworks canary test-robustness test-long docs audit lint proto proto-check gpu-bundle gpu-check bench bench-peers evaluation clean
+.PHONY: demo test test-all test-containers test-megatron test-frameworks test-rollout canary test-robustness test-long docs audit lint proto proto-check gpu-bundle gpu-check bench bench-peers evaluation clean
 
 demo: $(READY)all  ## run a real MoE RL job, plain and balanced, on this machine; ARGS=--keep leaves its pages up
 	$(BIN)/relibra demo $(ARGS)
 
 # Tests wait for a third of their time, so three processes keep two cores busy.
 test: $(READY)test  ## prove every promise once, without a GPU and on two cores
-	$(BIN)/pytest --numprocesses 3 --ignore tests/frameworks -m 'not long'
+	$(BIN)/pytest --numprocesses 3 --ignore tests/frameworks --ignore tests/whole_job -m 'not long'
 
 test-all: $(READY)dev build/programs/helm  ## run every test that needs no GPU, also those that repeat at length what `make test` shows once
-	$(BIN)/pytest --numprocesses 3 --ignore tests/frameworks
+	$(BIN)/pytest --numprocesses 3 --ignore tests/frameworks --ignore tests/whole_job
 
 test-megatron: $(READY)test  ## run the tests that train inside megatron-core: with VENV and PYTHON, on another Python and its megatron-core
 	$(BIN)/pytest --numprocesses 3 tests/agent tests/distributed tests/plugins
@@ -32,6 +34,9 @@ test-containers: $(READY)test  ## run the Compose file on a Docker Engine; as ro
 
 test-frameworks: $(READY)test $(FRAMEWORKS_READY)  ## run the plug-ins inside the frameworks themselves, on the CPU; fetches 0.5 GB or more, once
 	RELIBRA_FRAMEWORKS_VENV='$(FRAMEWORKS_VENV)' $(BIN)/pytest --numprocesses 0 tests/frameworks
+
+test-rollout: $(READY)test $(WHOLE_JOB_READY)  ## run a whole job of verl with a real vLLM, on the CPU; fetches 1 GB more than test-frameworks, once
+	RELIBRA_WHOLE_JOB_VENV='$(WHOLE_JOB_VENV)' $(BIN)/pytest --numprocesses 0 tests/whole_job
 
 canary: $(READY)test $(FRAMEWORKS_READY)  ## run every plug-in on the main branch of its framework and say what broke; DIR=build/main gets the checkouts
 	RELIBRA_FRAMEWORKS_VENV='$(FRAMEWORKS_VENV)' PYTHONPATH=tests $(BIN)/python -m harness.canary '$(or $(DIR),build/main)'
@@ -125,3 +130,7 @@ build/programs/helm: deploy/helm/programs.py $(READY)all
 $(FRAMEWORKS_READY): tests/frameworks/environment.sh tests/frameworks/constraints.txt
 	@echo "installing verl, SkyRL, AReaL, ms-swift and what they need on the CPU into $(FRAMEWORKS_VENV), once: 2 GB on disk, and more with the CUDA build of torch"
 	tests/frameworks/environment.sh $(FRAMEWORKS_PYTHON) '$(FRAMEWORKS_VENV)'
+
+$(WHOLE_JOB_READY): tests/whole_job/environment.sh tests/whole_job/constraints.txt $(FRAMEWORKS_READY)
+	@echo "installing vLLM for the CPU and what it needs beside them into $(WHOLE_JOB_VENV), once: 1 GB on disk"
+	tests/whole_job/environment.sh $(FRAMEWORKS_PYTHON) '$(FRAMEWORKS_VENV)' '$(WHOLE_JOB_VENV)'

@@ -1,6 +1,7 @@
 """A tiny random Qwen3-MoE, which the frameworks train on the CPU."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,39 +20,48 @@ OFF_ON_CPU = (
 """Settings of megatron's transformer that need a GPU."""
 
 
-def save(folder: Path, num_layers: int = NUM_LAYERS) -> None:
-    """Write the model as Hugging Face does."""
+def save(folder: Path, num_layers: int = NUM_LAYERS, **sizes: Any) -> None:
+    """Write the model as Hugging Face does, with other `sizes` than its own."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=128,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=num_layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        moe_intermediate_size=16,
-        num_experts=NUM_EXPERTS,
-        num_experts_per_tok=TOP_K,
-        decoder_sparse_step=1,
-        norm_topk_prob=True,
-        tie_word_embeddings=False,
-        max_position_embeddings=128,
-    )
+    own = {
+        "vocab_size": 128,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "moe_intermediate_size": 16,
+        "num_experts": NUM_EXPERTS,
+        "num_experts_per_tok": TOP_K,
+        "decoder_sparse_step": 1,
+        "norm_topk_prob": True,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 128,
+    }
+    config = Qwen3MoeConfig(**(own | sizes))
     Qwen3MoeForCausalLM(config).save_pretrained(folder)
 
 
-def save_with_tokenizer(folder: Path) -> None:
-    """Write the model, and a tokenizer of one character per token."""
-    from tokenizers import Tokenizer
+def save_with_tokenizer(folder: Path, num_layers: int = NUM_LAYERS, **sizes: Any) -> None:
+    """Write the model, and a tokenizer of one character per token, with what agent loops ask of Qwen's."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
 
-    save(folder)
-    words = {"<pad>": 0, "<eos>": 1} | {chr(33 + index): 2 + index for index in range(90)}
+    save(folder, num_layers, **sizes)
+    characters = [chr(33 + index) for index in range(94)] + [chr(161 + index) for index in range(30)]
+    words = {word: index for index, word in enumerate(["<pad>", "<eos>", "\n", "<|im_end|>", *characters])}
     tokenizer = Tokenizer(WordLevel(words, unk_token="<pad>"))
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<eos>"
-    ).save_pretrained(folder)
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        bos_token="<eos>",
+        additional_special_tokens=["<|im_end|>"],
+    )
+    fast.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    fast.save_pretrained(folder)

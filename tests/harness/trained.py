@@ -72,28 +72,33 @@ def relative(got: Sequence[float], expected: Sequence[float]) -> float:
 
 
 def note_outcomes(agent: Any) -> list[Result]:
-    """Return a list that gets what becomes of the plan of every pass from now on.
-
-    These passes wait for their plans as long as a user may allow: they are so short that none could save as much.
-    """
-    from relibra.plugins import plan_wait
-
-    plan_wait.most_wait_s = lambda limit_s, *_: limit_s
+    """Return a list that gets what becomes of the plan of every pass from now on."""
+    wait_for_plans()
     noted: list[Result] = []
     begin = agent.begin_step
 
     def begin_step(*args: Any, **kwargs: Any) -> Any:
         outcome = begin(*args, **kwargs)
-        noted.append(
-            {
-                "is_applied": outcome.applied is not None,
-                "is_kept": outcome.kept is not None,
-                "num_moved": outcome.num_moved_experts,
-                "num_replicas": outcome.num_replicas,
-                "reason": outcome.reason,
-            }
-        )
+        noted.append(result_of(outcome))
         return outcome
 
     agent.begin_step = begin_step
     return noted
+
+
+def wait_for_plans() -> None:
+    """Let passes wait for plans as long as a user may allow: they are so short that none could save as much."""
+    from relibra.plugins import plan_wait
+
+    plan_wait.most_wait_s = lambda limit_s, *_: limit_s
+
+
+def result_of(outcome: Any) -> Result:
+    """Return what became of the plan of a pass."""
+    return {
+        "is_applied": outcome.applied is not None,
+        "is_kept": outcome.kept is not None,
+        "num_moved": outcome.num_moved_experts,
+        "num_replicas": outcome.num_replicas,
+        "reason": outcome.reason,
+    }

@@ -4,6 +4,7 @@ Offloads move nothing on the CPU, so optimizer state is copied where they move i
 """
 
 import contextlib
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -39,8 +40,9 @@ def install_in_worker() -> None:
 
 
 def install_platform() -> None:
-    """Have verl take the CPU for a device, and import no server. The driver of a job needs nothing else."""
-    bridge_on_cpu.import_stand_ins("uvicorn", "fastapi")
+    """Have verl take the CPU for a device, and import no server that is missing. A job's driver needs nothing else."""
+    missing = [name for name in ("uvicorn", "fastapi") if importlib.util.find_spec(name) is None]
+    bridge_on_cpu.import_stand_ins(*missing)
     from verl.plugin.platform.platform_base import PlatformBase
     from verl.plugin.platform.platform_manager import set_platform
 

@@ -1,0 +1,46 @@
+"""Stand-ins for every process of the job; verl itself imports them by `VERL_USE_EXTERNAL_MODULES`."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from harness.verl import ray_process
+
+OUTCOMES = "WHOLE_JOB_OUTCOMES"
+"""The variable that names the folder where ranks write what becomes of every plan; only with the plug-in."""
+
+
+def _train_in_float32() -> None:
+    """Let engines train in float32, which verl's configuration refuses; bfloat16 would hide an expert that is wrong."""
+    from verl.workers.config import McoreEngineConfig
+
+    check = McoreEngineConfig.__post_init__
+
+    def check_then_set(self: Any) -> None:
+        check(self)
+        object.__setattr__(self, "dtype", "float32")
+
+    McoreEngineConfig.__post_init__ = check_then_set
+
+
+def _write_outcomes(folder: Path) -> None:
+    from harness import trained
+    from relibra.agent import Agent
+
+    trained.wait_for_plans()
+    begin = Agent.begin_step
+
+    def begin_step(*args: Any, **kwargs: Any) -> Any:
+        outcome = begin(*args, **kwargs)
+        with Path(folder, f"rank{os.environ['RANK']}.jsonl").open("a") as file:
+            file.write(json.dumps(trained.result_of(outcome)) + "\n")
+        return outcome
+
+    Agent.begin_step = begin_step  # type: ignore[method-assign]
+
+
+if ray_process.IS_WORKER:
+    _train_in_float32()
+    if OUTCOMES in os.environ:
+        _write_outcomes(Path(os.environ[OUTCOMES]))

@@ -1,0 +1,50 @@
+"""A whole job of verl: `main_ppo`, agent loops, vLLM servers and Megatron workers under Ray.
+
+vLLM runs on the CPU; `harness.whole_job.engine_on_cpu` says what is not its own there.
+"""
+
+import pytest
+
+from harness.trained import differing, relative
+from harness.whole_job.verl_job import NUM_STEPS, PROMPTS_OF_STEP, SAMPLES_OF_PROMPT, Outcome
+
+pytestmark = pytest.mark.timeout(1200)  # both jobs start a dozen processes, on two cores
+OF_ONE_PASS = 1e-3
+"""The most by which numbers of a step differ that follow from weights which differ by rounding."""
+
+
+def test_the_job_ends_after_all_its_steps(balanced: Outcome) -> None:
+    assert balanced.code == 0, balanced.log[-5000:]
+    assert len(balanced.metrics) == NUM_STEPS
+    num_samples = NUM_STEPS * PROMPTS_OF_STEP * SAMPLES_OF_PROMPT
+    assert len(list(balanced.folder.parent.glob("samples/*.pickle"))) == num_samples
+
+
+def test_the_engine_computes_what_the_trainer_does_after_every_update(balanced: Outcome) -> None:
+    """With routing replay, the probabilities of sampled tokens are those of the trainer, whose experts moved."""
+    for step in balanced.metrics:
+        assert step["training/rollout_probs_diff_valid"] == 1
+        assert step["training/rollout_probs_diff_max"] < 1e-5
+
+
+def test_every_pass_is_planned(balanced: Outcome) -> None:
+    for outcomes in balanced.outcomes:
+        assert len(outcomes) == 2 * NUM_STEPS, "a pass over old log-probabilities and an update in every step"
+        assert all(outcome["is_applied"] for outcome in outcomes), outcomes
+        assert all(outcome["num_replicas"] for outcome in outcomes), outcomes
+    assert "trains without plans" not in balanced.log
+
+
+def test_agent_loops_report_samples_where_they_finish(balanced: Outcome) -> None:
+    assert "relibra: samples of job whole-balanced are reported to" in balanced.log
+    assert "training ranks report a sample that the rollout did not" not in balanced.log
+
+
+def test_S5_updates_and_weights_in_the_engine_are_those_of_verl_alone(balanced: Outcome, plain: Outcome) -> None:
+    assert plain.code == 0, plain.log[-5000:]
+    assert not plain.outcomes
+    for planned, own in zip(balanced.metrics, plain.metrics, strict=True):
+        names = ("actor/pg_loss", "actor/grad_norm", "critic/score/mean")
+        assert relative([planned[name] for name in names], [own[name] for name in names]) < OF_ONE_PASS
+    for planned, own in zip(balanced.received(), plain.received(), strict=True):
+        assert not differing(planned, own)
