@@ -129,7 +129,7 @@ def run(desk: Desk, line: str, where: str) -> None:
             return ready_file.exists()
 
         try:
-            eventually(is_ready, within_s=60)
+            eventually(is_ready, within_s=240)
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=40) == 0, f"{where}: {line}"
         finally:
