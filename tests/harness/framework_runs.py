@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,20 +62,25 @@ def run(python: str, module: str, folder: Path, planner: Service, *sources: Path
     environment = child_process.environment(OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1", CUDA_VISIBLE_DEVICES="")
     environment["PYTHONPATH"] = os.pathsep.join([*map(str, sources), environment["PYTHONPATH"]])
     log = folder / "log"
-    # Into a file: children of a rank may outlive it and would keep a pipe open.
+    run_to_log([python, "-m", module, str(folder), planner.address], log, environment, DEADLINE_S)
+    return FrameworkRun(folder, log.read_text())
+
+
+def run_to_log(
+    command: Sequence[str], log: Path, environment: Mapping[str, str], timeout_s: float, *, cwd: Path | None = None
+) -> int | None:
+    """Run a command, and end what it has started; return its status, None if it ran past its time.
+
+    Its output goes to a file: processes that it started may outlive it, and would keep a pipe open.
+    """
     with log.open("w") as output:
         process = subprocess.Popen(
-            [python, "-m", module, str(folder), planner.address],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=cwd, start_new_session=True
         )
         try:
-            process.wait(DEADLINE_S)
+            return process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            pass
+            return None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    return FrameworkRun(folder, log.read_text())

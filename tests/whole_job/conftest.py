@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness import child_process
-from harness.services import Service, shared_planner  # noqa: F401
+from harness.services import Service, run, shared_planner  # noqa: F401
 from harness.whole_job.verl_job import Job, Outcome
 
 ENVIRONMENT = Path(__file__).parents[2] / os.environ.get("RELIBRA_WHOLE_JOB_VENV", ".venv-whole-job")

@@ -3,10 +3,15 @@
 vLLM runs on the CPU; `harness.whole_job.engine_on_cpu` says what is not its own there.
 """
 
+from itertools import pairwise
+
 import pytest
 
+from harness.services import Loop, Service
 from harness.trained import differing, relative
 from harness.whole_job.verl_job import NUM_STEPS, PROMPTS_OF_STEP, SAMPLES_OF_PROMPT, Outcome
+from relibra.planning.plan import Level
+from relibra.store import Store
 
 pytestmark = pytest.mark.timeout(1200)  # both jobs start a dozen processes, on two cores
 OF_ONE_PASS = 1e-3
@@ -28,11 +33,22 @@ def test_the_engine_computes_what_the_trainer_does_after_every_update(balanced: 
 
 
 def test_every_pass_is_planned(balanced: Outcome) -> None:
+    assert len(balanced.outcomes) == 2
     for outcomes in balanced.outcomes:
         assert len(outcomes) == 2 * NUM_STEPS, "a pass over old log-probabilities and an update in every step"
         assert all(outcome["is_applied"] for outcome in outcomes), outcomes
         assert all(outcome["num_replicas"] for outcome in outcomes), outcomes
     assert "trains without plans" not in balanced.log
+
+
+def test_plans_know_the_micro_batches_and_balance_them(balanced: Outcome, shared_planner: Service, run: Loop) -> None:
+    store = Store.open(shared_planner.redis_url)
+    job = run(store.get_job("whole-balanced"))
+    for step in range(2 * NUM_STEPS):
+        assert run(store.get_step(job, step)).plan.prediction.level is Level.MICRO_BATCHES
+        ((phase,),) = run(store.get_executions(job, [step]))
+        assert phase.imbalance < phase.imbalance_plain
+    run(store.close())
 
 
 def test_agent_loops_report_samples_where_they_finish(balanced: Outcome) -> None:
@@ -46,5 +62,8 @@ def test_S5_updates_and_weights_in_the_engine_are_those_of_verl_alone(balanced: 
     for planned, own in zip(balanced.metrics, plain.metrics, strict=True):
         names = ("actor/pg_loss", "actor/grad_norm", "critic/score/mean")
         assert relative([planned[name] for name in names], [own[name] for name in names]) < OF_ONE_PASS
-    for planned, own in zip(balanced.received(), plain.received(), strict=True):
+    received = balanced.received()
+    assert len(received) == 1 + NUM_STEPS, "at the start, and after every update"
+    for planned, own in zip(received, plain.received(), strict=True):
         assert not differing(planned, own)
+    assert all(differing(after, before) for before, after in pairwise(received)), "the comparison sees an update"

@@ -20,8 +20,7 @@ from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 
-RECEIVED = "WHOLE_JOB_RECEIVED"
-"""The variable that names the folder where the first server keeps the weights that it gets, update by update."""
+from harness.whole_job.variables import RECEIVED
 
 
 def _record_routes() -> None:

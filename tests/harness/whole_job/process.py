@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.verl import ray_process
-
-OUTCOMES = "WHOLE_JOB_OUTCOMES"
-"""The variable that names the folder where ranks write what becomes of every plan; only with the plug-in."""
+from harness.whole_job.variables import OUTCOMES
 
 
 def _train_in_float32() -> None:

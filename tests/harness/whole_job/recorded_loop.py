@@ -6,11 +6,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from harness.whole_job.variables import REPLAYS, SAMPLES
+
 CONFIGURATION = "- name: recorded\n  _target_: harness.whole_job.recorded_loop.recorded_loop\n"
-SAMPLES = "WHOLE_JOB_SAMPLES"
-"""The variable that names the folder."""
-REPLAYS = "WHOLE_JOB_REPLAYS"
-"""The variable that is set in a job that takes its samples from the folder."""
 
 _num_begun: Counter[str] = Counter()
 

@@ -5,15 +5,15 @@ The lines of docs/integrations/verl.md are in its command line, and its sizes ar
 """
 
 import json
-import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from harness import child_process, doc_blocks
+from harness import child_process, doc_blocks, framework_runs
 from harness.trained import ADAM_EPS
+from harness.whole_job.variables import OUTCOMES, RECEIVED, REPLAYS, SAMPLES
 
 PROMPTS_OF_STEP, SAMPLES_OF_PROMPT = 4, 4
 PROMPT, RESPONSE = 48, 24
@@ -29,7 +29,6 @@ class Job:
         name: the job; its own files are in a folder of that name.
         planner: the planner, None for verl alone.
         replays: whether it trains on the samples that the job before it has kept. Otherwise it keeps its own.
-        settings: more of verl's settings.
     """
 
     folder: Path
@@ -37,8 +36,6 @@ class Job:
     planner: str | None = None
     replays: bool = False
     num_steps: int = NUM_STEPS
-    settings: tuple[str, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
 
     def command_line(self) -> list[str]:
         """Return the settings, those of the page first."""
@@ -98,50 +95,34 @@ class Job:
             "+ray_kwargs.ray_init.num_gpus=2",
             "ray_kwargs.ray_init.num_cpus=16",
             "+ray_kwargs.ray_init.include_dashboard=False",
-            *self.settings,
         ]
 
     def run(self, python: str, timeout_s: float = 600.0) -> "Outcome":
         """Run the job to its end."""
         own = self.folder / self.name
         own.mkdir()
+        outcomes = own / "outcomes"
+        outcomes.mkdir()
         environment = child_process.environment(
             OMP_NUM_THREADS="1",
             TORCHDYNAMO_DISABLE="1",
             HF_HUB_OFFLINE="1",
             RAY_enable_worker_prestart="0",
             VERL_USE_EXTERNAL_MODULES="harness.whole_job.process",
+            VERL_ENGINE_DEVICE="cuda",  # verl registers its engine for GPUs alone
+            VERL_ENGINE_VENDOR="nvidia",
             VERL_FILE_LOGGER_PATH=str(own / "metrics.jsonl"),
             VLLM_CPU_KVCACHE_SPACE="1",
             VLLM_CPU_OMP_THREADS_BIND="nobind",
             VLLM_NO_USAGE_STATS="1",
             VLLM_PLUGINS="none",
-            WHOLE_JOB_SAMPLES=str(self.folder / "samples"),
-            WHOLE_JOB_RECEIVED=str(own / "received"),
-            **self.environment,
+            **{SAMPLES: str(self.folder / "samples"), RECEIVED: str(own / "received")},
+            **({} if self.planner is None else {OUTCOMES: str(outcomes)}),
+            **({REPLAYS: "1"} if self.replays else {}),
         )
         environment.pop("CUDA_VISIBLE_DEVICES", None)  # a Ray that takes GPUs on trust refuses more than it names
-        if self.planner is None:  # verl registers its engine for GPUs, and relibra for the device that is there
-            environment |= {"VERL_ENGINE_DEVICE": "cuda", "VERL_ENGINE_VENDOR": "nvidia"}
-        else:
-            (own / "outcomes").mkdir()
-            environment["WHOLE_JOB_OUTCOMES"] = str(own / "outcomes")
-        if self.replays:
-            environment["WHOLE_JOB_REPLAYS"] = "1"
-        log = own / "log"
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                [python, "-m", "verl.trainer.main_ppo", *self.command_line()],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                cwd=own,
-                start_new_session=True,
-            )
-            try:
-                code = process.wait(timeout_s)
-            finally:  # also the processes of Ray and of vLLM
-                subprocess.run(["pkill", "-KILL", "-s", str(process.pid)], check=False)
+        command = [python, "-m", "verl.trainer.main_ppo", *self.command_line()]
+        code = framework_runs.run_to_log(command, own / "log", environment, timeout_s, cwd=own)
         return Outcome(folder=own, code=code)
 
 
@@ -150,7 +131,8 @@ class Outcome:
     """What a job has left."""
 
     folder: Path
-    code: int
+    code: int | None
+    """The status with which it ended, None if it ran past its time."""
 
     @property
     def log(self) -> str:

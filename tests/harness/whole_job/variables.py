@@ -1,0 +1,10 @@
+"""The environment variables by which a whole job's processes know what to keep, and where."""
+
+SAMPLES = "WHOLE_JOB_SAMPLES"
+"""The folder of the samples that agent loops generated."""
+REPLAYS = "WHOLE_JOB_REPLAYS"
+"""Set in a job whose agent loops return the samples in that folder."""
+RECEIVED = "WHOLE_JOB_RECEIVED"
+"""The folder where the first server keeps the weights that it gets, update by update."""
+OUTCOMES = "WHOLE_JOB_OUTCOMES"
+"""The folder where ranks write what becomes of every plan; set in a job with the plug-in."""
