@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import os
 import sys
 from typing import Any
 
@@ -79,7 +80,9 @@ def register() -> None:
     from relibra.plugins.verl.engine import balanced
 
     registry = engine.EngineRegistry
-    device, vendor = get_device_name(), get_vendor()
+    # verl looks engines up by these names, with which a user may overrule what it detects.
+    device = os.environ.get("VERL_ENGINE_DEVICE") or get_device_name()
+    vendor = os.environ.get("VERL_ENGINE_VENDOR") or get_vendor()
     kinds = (
         ("language_model", transformer_impl.MegatronEngineWithLMHead, ""),
         ("value_model", transformer_impl.MegatronEngineWithValueHead, "critic"),
