@@ -19,6 +19,7 @@ from relibra.agent.observed.observer import Observer, register
 from relibra.agent.plans.stopwatch import clock_of
 from relibra.planning import Model
 from relibra.plugins import embedded
+from relibra.plugins.kept_log import keep_log
 from relibra.plugins.model_sizes import measure_sizes
 from relibra.plugins.nodes import cluster_of, gather_hosts
 from relibra.plugins.settings import PluginSettings
@@ -63,6 +64,7 @@ def observe(
         InvalidInput: there is no planner, or the ranks of the group do not divide the experts.
         Unsupported: the ranks of a group are not spread evenly over machines.
     """
+    keep_log()
     settings = settings or PluginSettings.read({}, os.environ, default_job="observed", may_pack=False)
     settings = embedded.resolve_planner(settings)
     by_layer = dict(routers if isinstance(routers, Mapping) else enumerate(routers))

@@ -9,7 +9,7 @@ megatron's `get_forward_backward_func` in the module of that model during a pass
     entrypoint    SkyRL's own entry point, with workers of the policy and of the reference that balance
     batch         what a rank trains on, in the form of `relibra.steps`
     worker        SkyRL's Megatron policy worker with an agent inside
-    reference     that of the reference, whose job is its own
+    reference     SkyRL's Megatron reference worker with an agent inside, as a job of its own
 
 Written against SkyRL 0.4.0.
 """
