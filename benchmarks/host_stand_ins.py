@@ -40,6 +40,10 @@ class NoDevice:
         """Return zeroed memory of this rank, which stands for that of its peers."""
         return [torch.zeros(size_bytes, dtype=torch.uint8)] * self.num_ranks
 
+    def current_stream(self) -> "NoDevice":
+        """Return a stream."""
+        return self
+
     def side_stream(self) -> "NoDevice":
         """Return a stream."""
         return self

@@ -75,11 +75,13 @@ if IS_RANK:
 
         def noted_start(self, *args):
             transfer = start(self, *args)
-            started.extend(transfer._marks)
+            if transfer._sent is not None:
+                started.append(transfer._sent.is_over.is_set)
+            started.extend(functools.partial(self._device.has_come, *each) for each in transfer._awaited.items())
             return transfer
 
         def has_arrived():
-            return all(mark.is_over.is_set() for mark in started)
+            return all(is_over() for is_over in started)
 
         def busy_run(self, *args):
             compute_until(has_arrived)

@@ -1,6 +1,7 @@
 """Streams that wait for a value in memory without a kernel, so that no multiprocessor is busy meanwhile."""
 
 import ctypes
+import threading
 from functools import cache
 
 import torch
@@ -9,6 +10,10 @@ from relibra.errors import RelibraError
 
 _AT_LEAST = 0
 """CU_STREAM_WAIT_VALUE_GEQ, which compares modulo 2^32."""
+
+_THREAD_LOCAL = 1
+"""CU_STREAM_CAPTURE_MODE_THREAD_LOCAL."""
+_thread = threading.local()
 
 
 @cache
@@ -22,7 +27,7 @@ def wait_until_at_least(stream: torch.cuda.Stream, address: int, value: int) -> 
     Torch can write a word from a stream, but not wait for one.
 
     Args:
-        stream: not the default stream, which the driver would look for in the calling thread's context.
+        stream: the stream, also the default one.
         address: an aligned word of 32 bits in memory of the stream's device.
         value: from 0 to 2^32 - 1.
 
@@ -30,6 +35,24 @@ def wait_until_at_least(stream: torch.cuda.Stream, address: int, value: int) -> 
         RelibraError: the driver refused.
     """
     arguments = ctypes.c_void_p(stream.cuda_stream), ctypes.c_uint64(address), ctypes.c_uint32(value)
-    status = _driver().cuStreamWaitValue32_v2(*arguments, _AT_LEAST)
+    with torch.cuda.device(stream.device):
+        if not hasattr(_thread, "has_context"):
+            # The driver looks for the default stream in the thread's context, which a call of the runtime sets.
+            stream.record_event()
+            _thread.has_context = True
+        status = _driver().cuStreamWaitValue32_v2(*arguments, _AT_LEAST)
     if status:
         raise RelibraError(f"cuStreamWaitValue32 on {stream.device}: CUDA error {status}")
+
+
+def allow_beside_captures() -> None:
+    """Let this thread call the driver while other threads capture graphs, as NCCL's watchdog does.
+
+    A query of an event would otherwise fail, and end the capture of the other thread.
+
+    Raises:
+        RelibraError: the driver refused.
+    """
+    mode = ctypes.c_int(_THREAD_LOCAL)
+    if status := _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)):
+        raise RelibraError(f"cuThreadExchangeStreamCaptureMode: CUDA error {status}")

@@ -80,11 +80,17 @@ def values(turn: int, rank: int, num: int) -> Tensor:
     return 10_000 * (turn + 1) + 100 * rank + torch.arange(num)
 
 
+@pytest.mark.parametrize("num_queues", [1, 2, 8])
 @given(st.lists(transfer_cells(), min_size=1, max_size=4), st.integers(0, 2**32 - 1))
-def test_S5_no_order_of_work_loses_doubles_or_mixes_up_a_parcel(cells: list[tuple[Copy, ...]], seed: int) -> None:
-    """Slots and arrivals are filled again in every cell, homes change, relays wait, and words begin anew."""
+def test_S5_no_order_of_work_loses_doubles_or_mixes_up_a_parcel(
+    num_queues: int, cells: list[tuple[Copy, ...]], seed: int
+) -> None:
+    """Slots and arrivals are filled again in every cell, homes change, relays wait, and words begin anew.
+
+    With one queue, as under CUDA_DEVICE_MAX_CONNECTIONS=1, a stream that waits for a signal holds up all others.
+    """
     with mock.patch.object(symmetric, "_WORD", MODULUS):
-        node = simulated_node(NUM_RANKS, SIZE_BYTES, MODULUS)
+        node = simulated_node(NUM_RANKS, SIZE_BYTES, MODULUS, num_queues)
         ranks = [Rank(device) for device in node]
         for rank in ranks:
             for turn, copies in enumerate(cells):

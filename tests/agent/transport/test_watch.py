@@ -29,25 +29,46 @@ class Stream:
 
 
 def test_L1_a_stuck_stream_ends_the_process_with_the_names_of_its_peers(caplog: pytest.LogCaptureFixture) -> None:
-    ended = threading.Event()
+    prepared, ended = threading.Event(), threading.Event()
     streams = [Stream(), Stream(Mark([3, 1])), Stream(Mark([2]))]
     streams[2].last_mark.passed.set()
-    watch = Watch(0.02, streams, ended.set)
+    watch = Watch(0.02, streams, prepared.set, ended.set)
     with caplog.at_level(logging.CRITICAL):
         watch.start()
         assert ended.wait(20)
         watch.join(20)
     assert not watch.is_alive()
+    assert prepared.is_set()
     (message,) = caplog.messages
     assert message.startswith("ranks [1, 3] of the group did not send or take experts in time: this rank's GPU waits")
     assert message.endswith("restart from the last checkpoint")
+
+
+def test_L1_a_device_that_cannot_say_whom_it_waits_for_ends_the_process_all_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Work that reads the device's memory may be stuck in the queue that the stream holds up."""
+    ended, never = threading.Event(), threading.Event()
+
+    class Silent(Mark):
+        def late_peers(self) -> list[int]:
+            never.wait()
+            return self.peers
+
+    watch = Watch(0.02, [Stream(Silent([1]))], end=ended.set)
+    with caplog.at_level(logging.CRITICAL):
+        watch.start()
+        assert ended.wait(20)
+    never.set()
+    (message,) = caplog.messages
+    assert message.startswith("unknown ranks of the group did not send or take experts in time")
 
 
 def test_a_stream_that_goes_on_ends_nothing_until_the_watch_is_stopped() -> None:
     passed = Mark([1])
     passed.passed.set()
     ended = threading.Event()
-    watch = Watch(0.02, [Stream(passed)], ended.set)
+    watch = Watch(0.02, [Stream(passed)], end=ended.set)
     watch.start()
     while not passed.num_looks:
         assert watch.is_alive()

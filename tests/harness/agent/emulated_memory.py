@@ -42,15 +42,32 @@ class EmulatedMemory:
     def put_signal(self, peer: int, word: int, value: int) -> None:
         self._words[peer][word] = value
 
+    def current_stream(self) -> "CallingThread":
+        return CallingThread(self)
+
     def side_stream(self) -> "EmulatedStream":
         return EmulatedStream(self)
 
     def wait_signal(self, word: int, value: int) -> None:
         deadline_s = time.monotonic() + self._timeout_s
-        while (int(self._words[self.rank][word]) - value) % 2**32 >= 2**31:
+        while not self.has_come(word, value):
             if time.monotonic() > deadline_s:
                 raise missing([word % self.num_ranks], f"no signal came for {self._timeout_s} s")
             time.sleep(_POLL_S)
+
+    def has_come(self, word: int, value: int) -> bool:
+        """Return whether a word of this rank has reached `value`."""
+        return (int(self._words[self.rank][word]) - value) % 2**32 < 2**31
+
+
+class CallingThread:
+    """The current stream: all of its work is over when a method returns."""
+
+    def __init__(self, memory: EmulatedMemory) -> None:
+        self.put_signal, self.wait_signal = memory.put_signal, memory.wait_signal
+
+    def mark(self) -> None:
+        """Nothing: nobody waits for a point that the thread has passed."""
 
 
 class EmulatedStream:

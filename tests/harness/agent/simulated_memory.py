@@ -21,14 +21,13 @@ class Step:
 
 
 class Stream:
-    """A queue of steps. A mark is a step that does nothing."""
+    """A stream, whose steps lie in a queue of the device. A mark is a step that does nothing."""
 
-    def __init__(self, device: "Device") -> None:
-        self.device, self.steps = device, deque[Step]()
-        device.streams.append(self)
+    def __init__(self, device: "Device", steps: deque[Step]) -> None:
+        self.device, self._steps = device, steps
 
     def queue(self, step: Step) -> Step:
-        self.steps.append(step)
+        self._steps.append(step)
         return step
 
     def follow(self) -> None:
@@ -69,28 +68,35 @@ class Device:
         node: gets the devices of all ranks.
         blocks: the memory of all ranks, which they allocate once.
         modulus: at which words begin anew.
+        num_queues: the hardware queues, as CUDA_DEVICE_MAX_CONNECTIONS says: streams that share one work in the order
+            in which the program queues.
     """
 
-    def __init__(self, rank: int, node: list["Device"], blocks: Sequence[Tensor], modulus: int) -> None:
+    def __init__(
+        self, rank: int, node: list["Device"], blocks: Sequence[Tensor], modulus: int, num_queues: int
+    ) -> None:
         self.rank, self.num_ranks, self.node, self.modulus = rank, len(blocks), node, modulus
-        self.words, self.streams, self._blocks = [0] * (2 * len(blocks)), list[Stream](), blocks
-        self.current = Stream(self)
+        self.words, self._blocks = [0] * (2 * len(blocks)), blocks
+        self.queues = [deque[Step]() for _ in range(num_queues)]
+        self._num_streams = 0
+        self.current = self.side_stream()
 
     def allocate(self, size_bytes: int) -> Sequence[Tensor]:
         assert all(len(block) == size_bytes for block in self._blocks)
         return self._blocks
 
-    def put_signal(self, peer: int, word: int, value: int) -> None:
-        self.current.put_signal(peer, word, value)
+    def current_stream(self) -> Stream:
+        return self.current
 
     def side_stream(self) -> Stream:
-        return Stream(self)
+        self._num_streams += 1
+        return Stream(self, self.queues[(self._num_streams - 1) % len(self.queues)])
 
 
-def simulated_node(num_ranks: int, size_bytes: int, modulus: int) -> list[Device]:
+def simulated_node(num_ranks: int, size_bytes: int, modulus: int, num_queues: int = 8) -> list[Device]:
     """Return the devices of a node, with memory of this size on each."""
     node, blocks = list[Device](), [torch.zeros(size_bytes, dtype=torch.uint8) for _ in range(num_ranks)]
-    node += [Device(rank, node, blocks, modulus) for rank in range(num_ranks)]
+    node += [Device(rank, node, blocks, modulus, num_queues) for rank in range(num_ranks)]
     return node
 
 
@@ -99,21 +105,19 @@ def run_all(node: Sequence[Device], choose: Callable[[int], int]) -> dict[int, s
 
     Args:
         node: the devices.
-        choose: given the number of streams whose first step is ready, returns the index of one of them.
+        choose: given the number of queues whose first step is ready, returns the index of one of them.
     """
     while True:
-        ready = [each for device in node for each in device.streams if each.steps and each.steps[0].is_ready()]
+        ready = [queue for device in node for queue in device.queues if queue and queue[0].is_ready()]
         if not ready:
             break
-        step = ready[choose(len(ready))].steps.popleft()
+        step = ready[choose(len(ready))].popleft()
         step.run()
         step.is_done = True
     return {
         device.rank: {
-            each.steps[0].word % device.num_ranks
-            for each in device.streams
-            if each.steps and each.steps[0].word is not None
+            queue[0].word % device.num_ranks for queue in device.queues if queue and queue[0].word is not None
         }
         for device in node
-        if any(each.steps for each in device.streams)
+        if any(device.queues)
     }

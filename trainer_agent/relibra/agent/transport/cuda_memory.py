@@ -21,7 +21,7 @@ from relibra.agent.transport.jointly import jointly
 from relibra.agent.transport.lost_ranks import noticing_death
 from relibra.agent.transport.watch import Watch
 from relibra.errors import Unsupported
-from relibra.kernels.stream_wait import wait_until_at_least
+from relibra.kernels.stream_wait import allow_beside_captures, wait_until_at_least
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class CudaMemory:
         probe = num_words - 1
         jointly([("signal to the next rank", partial(self._signal_next, probe))], _MAPPING, group)
         jointly([("see the signal of the previous rank", partial(self._see_previous, probe))], _MAPPING, group)
-        watch = Watch(timeout_s, self._streams)
+        watch = Watch(timeout_s, self._streams, allow_beside_captures)
         watch.start()
         weakref.finalize(self, watch.stop)
 
@@ -78,43 +78,53 @@ class CudaMemory:
         peers = range(self.num_ranks)
         return [own if peer == self.rank else handle.get_buffer(peer, own.shape, own.dtype) for peer in peers]
 
-    def put_signal(self, peer: int, word: int, value: int) -> None:
+    def current_stream(self) -> "_CudaStream":
         """See `SymmetricMemory`."""
-        _write(self._words[peer], word, value)
+        return self._watched(None)
 
     def side_stream(self) -> "_CudaStream":
         """See `SymmetricMemory`."""
-        self._streams.append(_CudaStream(self._device, self._words, self.rank))
+        return self._watched(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
+
+    def _watched(self, stream: torch.cuda.Stream | None) -> "_CudaStream":
+        self._streams.append(_CudaStream(self._device, self._words, self.rank, stream))
         return self._streams[-1]
 
     def _signal_next(self, probe: int) -> None:
-        self.put_signal((self.rank + 1) % self.num_ranks, probe, 1)
+        _write(self._words[(self.rank + 1) % self.num_ranks], probe, 1)
         torch.cuda.synchronize(self._device)
 
     def _see_previous(self, probe: int) -> None:
         if int(self._words[self.rank].cpu()[probe]) != 1:
             raise RuntimeError("it did not arrive")
-        stream = _CudaStream(self._device, self._words, self.rank)
-        stream.wait_signal(probe, 1)
+        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        _CudaStream(self._device, self._words, self.rank, side).wait_signal(probe, 1)
         torch.cuda.synchronize(self._device)
 
 
 class _CudaStream:
-    def __init__(self, device: torch.device, words: Sequence[Tensor], rank: int) -> None:
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._words, self._own = words, words[rank]
+    """A stream of its own, or with None whichever is the current one."""
+
+    def __init__(
+        self, device: torch.device, words: Sequence[Tensor], rank: int, stream: torch.cuda.Stream | None
+    ) -> None:
+        self._device, self._side, self._words, self._own = device, stream, words, words[rank]
         self._awaited = dict[int, int]()
         self.last_mark: _CudaMark | None = None
 
+    @property
+    def _stream(self) -> torch.cuda.Stream:
+        return self._side or torch.cuda.current_stream(self._device)
+
     def follow(self) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def copy(self, into: Tensor, source: Tensor) -> None:
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._side):
             into.copy_(source, non_blocking=True)
 
     def put_signal(self, peer: int, word: int, value: int) -> None:
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._side):
             _write(self._words[peer], word, value)
 
     def wait_signal(self, word: int, value: int) -> None:

@@ -81,6 +81,8 @@ class HostWeights:
         """
         if self._num_under_way:
             raise RelibraError(f"{self._num_under_way} pulls are under way: wait for them before refresh")
+        if self._stream is not None:
+            self._stream.synchronize()  # writes to pinned memory have no regard to streams that still read it
         self._meet()
         rank = dist.get_rank(self._group)
         if self._pins is not None:
@@ -147,8 +149,7 @@ class _Pulled:
         if host is None:
             return
         if self._done is not None:
-            # `refresh` overwrites the pinned memory without regard to streams.
-            self._done.synchronize()
+            torch.cuda.current_stream().wait_event(self._done)
         host._claims.release(self._claim)
         host._num_under_way -= 1
         self._pairs = ()

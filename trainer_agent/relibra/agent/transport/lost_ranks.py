@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from relibra.errors import RelibraError
@@ -14,11 +14,15 @@ _WAITING = "%s: this rank has waited %g s for other ranks, and gives up after co
 _ADVICE = "look for the rank that died or hangs, and restart from the last checkpoint"
 
 
-def missing(peers: Iterable[int], why: str) -> RelibraError:
-    """Return the error of a rank that has waited in vain for `peers` of its group to send or take experts."""
-    return RelibraError(
-        f"ranks {sorted(set(peers))} of the group did not send or take experts in time: {why}; {_ADVICE}"
-    )
+def missing(peers: Collection[int], why: str) -> RelibraError:
+    """Return the error of a rank that has waited in vain for `peers` of its group to send or take experts.
+
+    Args:
+        peers: empty if this rank cannot tell who they are.
+        why: what this rank saw.
+    """
+    late = f"ranks {sorted(set(peers))}" if peers else "unknown ranks"
+    return RelibraError(f"{late} of the group did not send or take experts in time: {why}; {_ADVICE}")
 
 
 @contextmanager

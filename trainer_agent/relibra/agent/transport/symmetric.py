@@ -6,8 +6,12 @@ For each peer, two words of this rank count parcels:
     arrived    parcels of the peer that are in this rank's memory
 
 A receiver opens its parcels in `start`, on the current stream, so that earlier work on their memory is over. A sender
-pushes on a side stream, and then says so. Words only count up: no signal is lost or taken twice, however many calls are
-under way. No thread moves bytes, no byte is copied twice, and on a GPU no host waits.
+pushes on a side stream, and then says so. The receiver waits for arrivals in `wait`, on the current stream. Words only
+count up: no signal is lost or taken twice, however many calls are under way. No thread moves bytes, no byte is copied
+twice, and on a GPU no host waits.
+
+Streams may share one queue of the hardware (CUDA_DEVICE_MAX_CONNECTIONS=1), in which a wait holds up all work behind
+it. So a rank queues what its peers wait for, openings and pushes, before it waits for their pushes.
 """
 
 from collections import Counter
@@ -18,7 +22,7 @@ from torch import Tensor
 
 from relibra.agent.transport.claims import Claim, Claims
 from relibra.agent.transport.contract import Parcel
-from relibra.agent.transport.symmetric_memory import Mark, SymmetricMemory
+from relibra.agent.transport.symmetric_memory import Mark, Stream, SymmetricMemory
 from relibra.errors import InvalidInput
 
 _WORD = 1 << 32
@@ -41,7 +45,7 @@ class SymmetricTransport:
 
     def __init__(self, device: SymmetricMemory) -> None:
         self._device, self._regions = device, list[Sequence[Tensor]]()
-        self._incoming, self._outgoing = device.side_stream(), device.side_stream()
+        self._current, self._outgoing = device.current_stream(), device.side_stream()
         self._num_opened, self._num_sent = [0] * device.num_ranks, [0] * device.num_ranks
         self._sent_bytes, self._claims = 0, Claims()
         self._seen = dict[tuple[int, _Range, torch.dtype, torch.Size], Tensor]()
@@ -81,15 +85,11 @@ class SymmetricTransport:
         except InvalidInput:
             self._claims.release(claim)
             raise
-        marks = list[Mark]()
         arrivals = self._open(receives, incoming)
-        if receives:
-            marks.append(self._incoming.mark())
-        if sends:
-            self._push(sends, targets, [arrivals.get(place) for place in outgoing])
-            marks.append(self._outgoing.mark())
+        sent = self._push(sends, targets, [arrivals.get(place) for place in outgoing]) if sends else None
         self._sent_bytes += sum(size_bytes for _, size_bytes in outgoing)
-        return _Transfer(self._claims, claim, marks, (*sends, *receives))
+        awaited = {self.num_ranks + parcel.peer: self._num_opened[parcel.peer] % _WORD for parcel in receives}
+        return _Transfer(self._claims, claim, self._current, awaited, sent, (*sends, *receives))
 
     def _open(self, receives: Sequence[Parcel], places: Sequence[_Range]) -> dict[_Range, tuple[int, int]]:
         """Let peers fill the memory of all parcels; return the peer and the number of each, by range of memory."""
@@ -98,11 +98,8 @@ class SymmetricTransport:
             self._num_opened[parcel.peer] += 1
             if place[1]:
                 arrivals[place] = parcel.peer, self._num_opened[parcel.peer]
-        peers = dict.fromkeys(parcel.peer for parcel in receives)
-        for peer in peers:
-            self._device.put_signal(peer, self.rank, self._num_opened[peer] % _WORD)
-        for peer in peers:
-            self._incoming.wait_signal(self.num_ranks + peer, self._num_opened[peer] % _WORD)
+        for peer in dict.fromkeys(parcel.peer for parcel in receives):
+            self._current.put_signal(peer, self.rank, self._num_opened[peer] % _WORD)
         return arrivals
 
     def _push(
@@ -110,7 +107,7 @@ class SymmetricTransport:
         sends: Sequence[Parcel],
         targets: Sequence[Tensor | None],
         arrivals: Sequence[tuple[int, int] | None],
-    ) -> None:
+    ) -> Mark:
         """Queue all pushes in their order, each after its memory is open and, for a relay, after its bytes arrived."""
         self._outgoing.follow()
         due = {peer: self._num_sent[peer] + num for peer, num in Counter(each.peer for each in sends).items()}
@@ -125,6 +122,7 @@ class SymmetricTransport:
                 # `data` hides the access from autograd and its version counters, as with every other transport.
                 self._outgoing.copy(target, parcel.tensor.data)
             self._outgoing.put_signal(parcel.peer, self.num_ranks + self.rank, self._num_sent[parcel.peer] % _WORD)
+        return self._outgoing.mark()
 
     def _target(self, parcel: Parcel, size_bytes: int) -> Tensor | None:
         """Return the place of a parcel in the memory of its peer; None for an empty one."""
@@ -154,18 +152,40 @@ class SymmetricTransport:
 
 
 class _Transfer:
-    """The handle of one `start`."""
+    """The handle of one `start`.
 
-    def __init__(self, claims: Claims, claim: Claim, marks: Sequence[Mark], parcels: Sequence[Parcel]) -> None:
-        self._claims, self._marks, self._parcels = claims, marks, parcels
+    Args:
+        claims: has the claim of this transfer.
+        claim: is released when the transfer is over.
+        current: the stream of the caller.
+        awaited: the value that each word of this rank has when its peer has sent everything.
+        sent: the end of the pushes, None without any.
+        parcels: the tensors, which stay alive.
+    """
+
+    def __init__(
+        self,
+        claims: Claims,
+        claim: Claim,
+        current: Stream,
+        awaited: dict[int, int],
+        sent: Mark | None,
+        parcels: Sequence[Parcel],
+    ) -> None:
+        self._claims, self._current, self._awaited, self._sent = claims, current, awaited, sent
+        self._parcels: Sequence[Parcel] = parcels
         self._claim: Claim | None = claim
 
     def wait(self) -> None:
         """Return when work queued from now on comes after the transfer; on a CPU, when the transfer is over."""
-        for mark in self._marks:
-            mark.wait()
+        if self._sent is not None:
+            self._sent.wait()
+        for word, value in self._awaited.items():
+            self._current.wait_signal(word, value)
+        if self._awaited:
+            self._current.mark()
         self._claims.release(self._claim)
-        self._claim, self._marks, self._parcels = None, (), ()
+        self._claim, self._sent, self._awaited, self._parcels = None, None, {}, ()
 
 
 def _range(tensor: Tensor) -> _Range:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Mark(Protocol):
-    """A point in a side stream."""
+    """A point in a stream."""
 
     def wait(self) -> None:
         """Order the work queued from now on, on the current stream, after this point.
@@ -20,8 +20,11 @@ class Mark(Protocol):
         """
 
 
-class SideStream(Protocol):
-    """A queue of work beside the current stream. Every method queues and returns; the device works in this order."""
+class Stream(Protocol):
+    """A queue of work. Every method queues and returns; the device works in this order.
+
+    On a CPU, where the current stream is the calling thread, its methods return when the work is done.
+    """
 
     def follow(self) -> None:
         """Come after all work queued so far on the current stream."""
@@ -56,8 +59,8 @@ class SymmetricMemory(Protocol):
             Unsupported: on all ranks, if one of them has too little memory, or cannot map another rank's.
         """
 
-    def put_signal(self, peer: int, word: int, value: int) -> None:
-        """Write a word of a peer, after all work queued so far on the current stream."""
+    def current_stream(self) -> Stream:
+        """Return the queue of the caller, whichever it is when work is queued."""
 
-    def side_stream(self) -> SideStream:
-        """Return a new queue."""
+    def side_stream(self) -> Stream:
+        """Return a new queue. It may share a queue of the hardware with others, and so wait for what they wait for."""
