@@ -2,13 +2,15 @@
 
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 
 from harness import child_process
-from harness.services import Service, run, shared_planner  # noqa: F401
+from harness.services import Service, eventually, planner, redis_server, redis_url, run, shared_planner  # noqa: F401
 from harness.whole_job.verl_job import Job, Outcome
+from relibra.store.embedded import EmbeddedRedis
 
 ENVIRONMENT = Path(__file__).parents[2] / os.environ.get("RELIBRA_WHOLE_JOB_VENV", ".venv-whole-job")
 
@@ -39,4 +41,56 @@ def balanced(rollout_python: str, prepared: Path, shared_planner: Service) -> Ou
 @pytest.fixture(scope="session")
 def plain(rollout_python: str, prepared: Path, balanced: Outcome) -> Outcome:
     """verl alone, on the same samples."""
-    return Job(folder=prepared, name="plain", replays=True).run(rollout_python)
+    return Job(folder=prepared, name="plain", replays=balanced.folder.name).run(rollout_python)
+
+
+STEPS_OF_DRIFTER, SAVED, PLANNED = 4, 2, 3
+"""The steps of the job without replay, the step after which it saves, and those that its planner survives."""
+WITHOUT_REPLAY = (
+    "actor_rollout_ref.actor.megatron.router_replay.mode=disabled",
+    "actor_rollout_ref.rollout.enable_rollout_routing_replay=False",
+)
+
+
+@pytest.fixture(scope="session")
+def drifter(rollout_python: str, prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """A job without replay on two machines, which saves a checkpoint, and whose planner is killed."""
+    folder = tmp_path_factory.mktemp("mortal")
+    with EmbeddedRedis(folder) as redis:
+        mortal = Service("planner", redis.url, folder)
+        job = Job(
+            folder=prepared,
+            name="drifter",
+            planner=mortal.address,
+            num_steps=STEPS_OF_DRIFTER,
+            own_machines=True,
+            settings=(*WITHOUT_REPLAY, f"trainer.save_freq={SAVED}"),
+        )
+
+        def kill() -> None:
+            eventually(lambda: len(Outcome(folder=prepared / job.name, code=None).metrics) >= PLANNED, within_s=600)
+            mortal.kill()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        outcome = job.run(rollout_python)
+        killer.join()
+    return outcome
+
+
+@pytest.fixture(scope="session")
+def resumed(rollout_python: str, prepared: Path, drifter: Outcome) -> Outcome:
+    """verl alone, which goes on from that checkpoint on the same samples."""
+    job = Job(
+        folder=prepared,
+        name="resumed",
+        replays=drifter.folder.name,
+        num_steps=STEPS_OF_DRIFTER,
+        settings=(
+            *WITHOUT_REPLAY,
+            "actor_rollout_ref.actor.megatron.dist_ckpt_optim_fully_reshardable=True",
+            "trainer.resume_mode=resume_path",
+            f"trainer.resume_from_path={drifter.folder}/global_step_{SAVED}",
+        ),
+    )
+    return job.run(rollout_python)

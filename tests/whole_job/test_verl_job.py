@@ -22,7 +22,7 @@ def test_the_job_ends_after_all_its_steps(balanced: Outcome) -> None:
     assert balanced.code == 0, balanced.log[-5000:]
     assert len(balanced.metrics) == NUM_STEPS
     num_samples = NUM_STEPS * PROMPTS_OF_STEP * SAMPLES_OF_PROMPT
-    assert len(list(balanced.folder.parent.glob("samples/*.pickle"))) == num_samples
+    assert len(list(balanced.folder.glob("samples/*.pickle"))) == num_samples
 
 
 def test_the_engine_computes_what_the_trainer_does_after_every_update(balanced: Outcome) -> None:

@@ -48,7 +48,6 @@ def main(folder: Path) -> None:
     pd.DataFrame(rows).to_parquet(folder / "prompts.parquet")
     (folder / "reward.py").write_text(REWARD)
     (folder / "agent_loop.yaml").write_text(recorded_loop.CONFIGURATION)
-    (folder / "samples").mkdir()
 
 
 if __name__ == "__main__":

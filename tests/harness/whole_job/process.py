@@ -3,10 +3,11 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from harness.verl import ray_process
-from harness.whole_job.variables import OUTCOMES
+from harness.whole_job.variables import OUTCOMES, OWN_MACHINES
 
 
 def _train_in_float32() -> None:
@@ -38,7 +39,15 @@ def _write_outcomes(folder: Path) -> None:
     Agent.begin_step = begin_step  # type: ignore[method-assign]
 
 
+def _pretend_own_machine() -> None:
+    from relibra.plugins import nodes
+
+    nodes.socket = SimpleNamespace(gethostname=lambda: f"node-{os.environ['RANK']}")  # type: ignore[assignment]
+
+
 if ray_process.IS_WORKER:
     _train_in_float32()
     if OUTCOMES in os.environ:
         _write_outcomes(Path(os.environ[OUTCOMES]))
+    if OWN_MACHINES in os.environ:
+        _pretend_own_machine()

@@ -1,7 +1,7 @@
 """A whole job of verl on the CPU, as its users start it: `main_ppo`, agent loops, vLLM servers, Megatron workers, Ray.
 
-The lines of docs/integrations/verl.md are in its command line, and its sizes are small. See `engine_on_cpu` and
-`harness.verl.stand_ins` for what is stood in for.
+It is the job of examples/verl_grpo with small sizes. See `engine_on_cpu` and `harness.verl.stand_ins` for what is stood
+in for.
 """
 
 import json
@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
-from harness import child_process, doc_blocks, framework_runs
+from harness import child_process, framework_runs
 from harness.trained import ADAM_EPS
-from harness.whole_job.variables import OUTCOMES, RECEIVED, REPLAYS, SAMPLES
+from harness.whole_job.variables import OUTCOMES, OWN_MACHINES, RECEIVED, REPLAYS, SAMPLES
 
 PROMPTS_OF_STEP, SAMPLES_OF_PROMPT = 4, 4
 PROMPT, RESPONSE = 48, 24
 NUM_STEPS = 3
+EXAMPLE = Path(__file__).parents[3] / "examples" / "verl_grpo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,27 +29,37 @@ class Job:
         folder: what `prepare` has written.
         name: the job; its own files are in a folder of that name.
         planner: the planner, None for verl alone.
-        replays: whether it trains on the samples that the job before it has kept. Otherwise it keeps its own.
+        replays: the job on whose samples it trains. None: it keeps its own.
+        num_steps: the steps after which it ends.
+        own_machines: whether every training process says that it is on a machine of its own, so that experts move.
+        keeps: whether samples, and the weights that a server gets, stay in the folder.
+        settings: more settings of verl.
     """
 
     folder: Path
     name: str
     planner: str | None = None
-    replays: bool = False
+    replays: str | None = None
     num_steps: int = NUM_STEPS
+    own_machines: bool = False
+    keeps: bool = True
+    settings: tuple[str, ...] = ()
 
     def command_line(self) -> list[str]:
-        """Return the settings, those of the page first."""
-        blocks = [block for block in doc_blocks.blocks("docs/integrations/verl.md") if block.language == "text"]
-        plug_in, replay = blocks[:2]
+        """Return the example's command with sizes that fit a CPU, and what the CPU does not have switched off."""
         folder = self.folder
-        relibra = [] if self.planner is None else plug_in.text.replace("planner:7420", self.planner).split()
-        loops = folder / "agent_loop.yaml"
+        plug_in = ["actor_rollout_ref.model.external_lib=null"]
+        if self.planner is not None:
+            plug_in = [f"relibra.planner={self.planner}"]
+        loop = [
+            "actor_rollout_ref.rollout.agent.default_agent_loop=recorded",
+            f"actor_rollout_ref.rollout.agent.agent_loop_config_path={folder}/agent_loop.yaml",
+        ]
         return [
-            *relibra,
-            *replay.text.split(),
-            "model_engine=megatron",
-            "algorithm.adv_estimator=grpo",
+            "bash",
+            str(EXAMPLE / "run.sh"),
+            *plug_in,
+            *(loop if self.keeps else []),
             f"data.train_files={folder}/prompts.parquet",
             f"data.val_files={folder}/prompts.parquet",
             f"data.train_batch_size={PROMPTS_OF_STEP}",
@@ -61,13 +72,14 @@ class Job:
             f"actor_rollout_ref.model.path={folder}/model",
             "+actor_rollout_ref.model.override_config.attn_implementation=eager",
             "actor_rollout_ref.actor.megatron.expert_model_parallel_size=2",
-            "actor_rollout_ref.actor.megatron.expert_tensor_parallel_size=1",
             f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS_OF_STEP}",
+            "actor_rollout_ref.actor.use_dynamic_bsz=False",
             "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
             "actor_rollout_ref.actor.optim.lr=1e-3",
             f"+actor_rollout_ref.actor.optim.override_optimizer_config.adam_eps={ADAM_EPS}",
+            *(f"actor_rollout_ref.actor.megatron.{kind}_offload=False" for kind in ("param", "optimizer")),
+            "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=False",
             "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2",
-            "actor_rollout_ref.rollout.name=vllm",
             "actor_rollout_ref.rollout.dtype=float32",
             "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
             f"actor_rollout_ref.rollout.n={SAMPLES_OF_PROMPT}",
@@ -76,10 +88,7 @@ class Job:
             "+actor_rollout_ref.rollout.enable_sleep_mode=False",
             "actor_rollout_ref.rollout.max_model_len=96",
             "actor_rollout_ref.rollout.max_num_seqs=32",
-            "actor_rollout_ref.rollout.calculate_log_probs=True",
             "actor_rollout_ref.rollout.agent.num_workers=1",
-            "actor_rollout_ref.rollout.agent.default_agent_loop=recorded",
-            f"actor_rollout_ref.rollout.agent.agent_loop_config_path={loops}",
             "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=16",
             "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=harness.whole_job.engine_on_cpu.Extension",
             "trainer.project_name=whole",
@@ -88,6 +97,7 @@ class Job:
             "trainer.logger=[file]",
             "trainer.n_gpus_per_node=2",
             f"trainer.total_training_steps={self.num_steps}",
+            "trainer.total_epochs=1000",
             "trainer.val_before_train=False",
             "trainer.test_freq=-1",
             "trainer.save_freq=-1",
@@ -95,14 +105,16 @@ class Job:
             "+ray_kwargs.ray_init.num_gpus=2",
             "ray_kwargs.ray_init.num_cpus=16",
             "+ray_kwargs.ray_init.include_dashboard=False",
+            *self.settings,
         ]
 
     def run(self, python: str, timeout_s: float = 600.0) -> "Outcome":
         """Run the job to its end."""
         own = self.folder / self.name
         own.mkdir()
-        outcomes = own / "outcomes"
+        outcomes, samples = own / "outcomes", self.folder / (self.replays or self.name) / "samples"
         outcomes.mkdir()
+        samples.mkdir(exist_ok=True)
         environment = child_process.environment(
             OMP_NUM_THREADS="1",
             TORCHDYNAMO_DISABLE="1",
@@ -116,13 +128,14 @@ class Job:
             VLLM_CPU_OMP_THREADS_BIND="nobind",
             VLLM_NO_USAGE_STATS="1",
             VLLM_PLUGINS="none",
-            **{SAMPLES: str(self.folder / "samples"), RECEIVED: str(own / "received")},
+            **({SAMPLES: str(samples), RECEIVED: str(own / "received")} if self.keeps else {}),
             **({} if self.planner is None else {OUTCOMES: str(outcomes)}),
             **({REPLAYS: "1"} if self.replays else {}),
+            **({OWN_MACHINES: "1"} if self.own_machines else {}),
         )
         environment.pop("CUDA_VISIBLE_DEVICES", None)  # a Ray that takes GPUs on trust refuses more than it names
-        command = [python, "-m", "verl.trainer.main_ppo", *self.command_line()]
-        code = framework_runs.run_to_log(command, own / "log", environment, timeout_s, cwd=own)
+        environment["PATH"] = f"{Path(python).parent}:{environment['PATH']}"
+        code = framework_runs.run_to_log(self.command_line(), own / "log", environment, timeout_s, cwd=own)
         return Outcome(folder=own, code=code)
 
 

@@ -1,0 +1,127 @@
+"""Run the job of examples/verl_grpo with relibra and without, and keep what verl and the planner say of every step.
+
+Start a planner first, with `relibra up`. Then, on a machine with GPUs, for a model and prompts of your own:
+
+    python -m benchmarks.whole_job runs --steps 200 -- data.train_files=... actor_rollout_ref.model.path=...
+
+On a machine without GPUs, `--cpu` runs it with a tiny model, prompts of its own and vLLM on the CPU; `--python` names
+the environment that `make test-rollout` builds. The jobs run one after the other, and each samples by itself.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import results
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "verl_grpo"
+OF_VERL = {
+    "reward": "critic/score/mean",
+    "loss": "actor/pg_loss",
+    "gradient_norm": "actor/grad_norm",
+    "engine_against_trainer": "training/rollout_probs_diff_max",
+    "host_memory_gb": "perf/cpu_memory_used_gb",
+    "device_memory_gb": "perf/max_memory_allocated_gb",
+    "update_s": "timing_s/update_actor",
+    "step_s": "timing_s/step",
+}
+"""verl's metrics, by their names in the table."""
+OF_RELIBRA = (
+    *("step", "level", "applied", "num_fallbacks", "num_replicas", "num_moved_experts"),
+    *("imbalance_plain", "imbalance_realised", "plan_latency_s", "plan_wait_s", "duration_s"),
+)
+"""What is kept of the history of a job."""
+PLAIN, BALANCED = "plain", "balanced"
+
+
+def run_on_gpus(folder: Path, planner: str | None, num_steps: int, settings: Sequence[str]) -> None:
+    """Run one job to its end; its metrics are in `metrics.jsonl` of the folder.
+
+    Raises:
+        subprocess.CalledProcessError: the job failed; its log is in the folder.
+    """
+    folder.mkdir(parents=True)
+    plug_in = "actor_rollout_ref.model.external_lib=null" if planner is None else f"relibra.planner={planner}"
+    command = [
+        *("bash", str(EXAMPLE / "run.sh"), plug_in),
+        *("trainer.project_name=whole", f"trainer.experiment_name={folder.name}"),
+        *("trainer.logger=[console,file]", f"trainer.total_training_steps={num_steps}", *settings),
+    ]
+    environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl")}
+    with (folder / "log").open("w") as log:
+        subprocess.run(command, check=True, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+
+def run_on_cpu(folder: Path, python: str, planner: str | None, num_steps: int, settings: Sequence[str]) -> None:
+    """Run one job as `make test-rollout` does.
+
+    Raises:
+        RuntimeError: the job failed; its log is in the folder.
+    """
+    sys.path.append(str(Path(__file__).parents[1] / "tests"))
+    from harness import child_process
+    from harness.whole_job.verl_job import Job
+
+    if not folder.parent.exists():
+        folder.parent.mkdir(parents=True)
+        environment = child_process.environment(CUDA_VISIBLE_DEVICES="", VERL_USE_EXTERNAL_MODULES="")
+        prepare = [python, "-m", "harness.whole_job.prepare", str(folder.parent)]
+        subprocess.run(prepare, check=True, env=environment)
+    job = Job(
+        folder=folder.parent,
+        name=folder.name,
+        planner=planner,
+        num_steps=num_steps,
+        keeps=False,
+        settings=tuple(settings),
+    )
+    if code := job.run(python, timeout_s=24 * 3600.0).code:
+        raise RuntimeError(f"the job ended with status {code}; see {folder / 'log'}")
+
+
+def steps_of(folder: Path) -> list[dict[str, Any]]:
+    """Return what verl says of every step of a job."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{name: json.loads(line)["data"].get(key) for name, key in OF_VERL.items()} for line in lines]
+
+
+def passes_of(job: str, status: str) -> list[dict[str, Any]]:
+    """Return what the status service says of every pass of a job, first to last."""
+    with urllib.request.urlopen(f"{status}/v1/jobs/{job}/history?points=1000", timeout=60) as answer:
+        return [{name: step[name] for name in OF_RELIBRA} for step in json.load(answer)]
+
+
+def main() -> None:
+    """Run both jobs, write the table, and print what it says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where logs and metrics go; it must not exist")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--planner", default="127.0.0.1:7420")
+    parser.add_argument("--status", default="http://127.0.0.1:7421")
+    parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--python", default=sys.executable, help="the interpreter that has verl, with --cpu")
+    parser.add_argument("settings", nargs="*", help="settings of verl, after --")
+    options = parser.parse_args()
+    for name, planner in ((BALANCED, options.planner), (PLAIN, None)):
+        folder = options.folder.absolute() / name
+        if options.cpu:
+            run_on_cpu(folder, options.python, planner, options.steps, options.settings)
+        else:
+            run_on_gpus(folder, planner, options.steps, options.settings)
+    rows = [
+        {"job": name, "step": number, **step}
+        for name in (BALANCED, PLAIN)
+        for number, step in enumerate(steps_of(options.folder / name), 1)
+    ]
+    passes = passes_of(f"whole-{BALANCED}", options.status)
+    print(results.write("whole_job", rows, settings=options.settings, cpu=options.cpu, passes=passes))
+
+
+if __name__ == "__main__":
+    main()
