@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -185,13 +186,14 @@ def test_what_vllm_records_is_read_with_its_place_and_without_the_last_token(vll
             np.testing.assert_array_equal(in_process.counts(), count(expected[start:], layers))
 
 
-def test_S9_a_delta_output_of_vllm_is_refused_and_a_cumulative_one_is_taken(vllm: Any) -> None:
+@pytest.mark.parametrize("output_kind", ["DELTA", "CUMULATIVE"])
+def test_the_last_output_of_a_request_of_vllm_has_the_rows_of_all_tokens(vllm: Any, output_kind: str) -> None:
     rows = [routes(seed, length + GENERATED - 1, DENSE_FIRST) for seed, length in enumerate(PROMPTS)]
     reporter = RolloutReporter("127.0.0.1:1", "job", num_experts=DENSE_FIRST.num_experts)
     engine_reporter = EngineReporter(reporter, DENSE_FIRST)
-    for output in vllm(DENSE_FIRST, rows, output_kind="DELTA")[0]:
-        with pytest.raises(InvalidInput, match="with output_kind=DELTA an output has the rows of all tokens"):
-            engine_reporter.report_output(1, output)
-    for output in vllm(DENSE_FIRST, rows, output_kind="CUMULATIVE")[0]:
-        assert engine_reporter.report_output(1, output) == [output.request_id]
+    for output, expected in zip(vllm(DENSE_FIRST, rows, output_kind=output_kind)[0], rows, strict=True):
+        assert len(output.outputs[0].token_ids) == (1 if output_kind == "DELTA" else GENERATED)
+        with mock.patch.object(reporter, "report", wraps=reporter.report) as reported:
+            assert engine_reporter.report_output(1, output) == [output.request_id]
+        np.testing.assert_array_equal(reported.call_args.args[2], expected)
     reporter.close()
