@@ -77,6 +77,7 @@ def test_formats_are_detected_and_several_files_become_domains(config, tmp_path)
     sources = [tmp_path / name for name in ("vllm.jsonl", "nemo.jsonl", "verl.npz")]
     printed = relibra("record", *sources, "--model-config", config, "-o", tmp_path / "trace.npz")
     assert "2 sequences do not tell their number of tokens" in printed
+    assert "Set return_token_ids in requests with several prompts or choices" in printed
     trace = read_trace(tmp_path / "trace.npz")
     assert trace.domain.tolist() == ["vllm", "nemo", "verl"]
     np.testing.assert_array_equal(count_sequences(trace), [count(each, DENSE_FIRST) for each in rows])

@@ -57,8 +57,10 @@ def test_responses_of_every_server_are_understood_with_their_number_of_tokens(na
 def test_several_choices_have_tokens_of_their_own_or_unknown_ones():
     rows = [routes(seed, 5 + seed, ALL_MOE) for seed in (0, 1)]
     choices = [{"routed_experts": vllm(each, ALL_MOE)} for each in rows]
-    response = {"choices": choices, "usage": _USAGE}
+    response = {"choices": choices}
     assert [each.num_tokens for each in decode_response(response, ALL_MOE)] == [6, 7]
+    response["usage"] = _USAGE  # 2 prompts of 4 tokens and 7 others, of which 11 have rows: both choices lack the first
+    assert [each.num_tokens for each in decode_response(response, ALL_MOE)] == [7, 8]
     for choice, each in zip(choices, rows, strict=True):
         choice |= {"token_ids": [0] * (len(each) - 1)}
     response["prompt_token_ids"] = [0] * 2

@@ -117,7 +117,8 @@ def record(
         if num_unplaced:
             console.print(
                 f"{num_unplaced} sequences do not tell their number of tokens. Their first row is taken for the first "
-                "token, which is wrong if the requests left out a prefix."
+                "token, which is wrong if the requests left out a prefix. Set return_token_ids in requests with "
+                "several prompts or choices, and include_usage in the stream_options of streamed ones."
             )
     if left_out:
         print_left_out(left_out)

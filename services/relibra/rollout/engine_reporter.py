@@ -87,7 +87,12 @@ class EngineReporter:
         for index, completion in enumerate(output.outputs):
             field = f"outputs[{index}].routed_experts"
             if completion.routed_experts is None:
-                raise InvalidInput.of(field, expected="routed experts (enable_return_routed_experts=True)", got=None)
+                raise InvalidInput.of(
+                    field,
+                    expected="routed experts (set enable_return_routed_experts=True, and use output_kind=FINAL_ONLY: "
+                    "with DELTA, vLLM 0.29 loses those of outputs that it merges)",
+                    got=None,
+                )
             num_tokens = None
             if num_prompt_tokens is not None:
                 num_tokens = num_prompt_tokens + len(completion.token_ids)
@@ -168,7 +173,8 @@ class EngineReporter:
             self._has_said_unplaced = True
             logger.warning(
                 "%s does not tell its number of tokens: its first row is taken for the first token, which is wrong if "
-                "the request left out a prefix; then pass start",
+                "the request left out a prefix; then pass start, or set return_token_ids in requests (include_usage in "
+                "the stream_options of streamed ones)",
                 request_id,
             )
         names = [request_id] if len(routings) == 1 else [f"{request_id}/{index}" for index in range(len(routings))]

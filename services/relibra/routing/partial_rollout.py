@@ -27,7 +27,7 @@ def join(earlier: SequenceRouting, later: SequenceRouting, keep: Keep) -> Sequen
     if not (earlier.is_placed and later.is_placed):
         raise InvalidInput.of(
             "num_tokens",
-            expected="the token counts of both pieces (usage, or token ids), or the start of their rows",
+            expected="the token counts of both pieces (usage, or return_token_ids), or the start of their rows",
             got="none, so that their rows have no place in the sequence",
         )
     if earlier.layers != later.layers:

@@ -7,7 +7,6 @@ router trace    Megatron's `router_trace_rank*.jsonl` of all ranks together
 
 import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,7 +21,7 @@ from relibra.routing.left_out import LeftOut
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.npz_file import read_npz
 from relibra.routing.partial_rollout import Keep, join
-from relibra.routing.responses import decode_completion
+from relibra.routing.responses import decode_completions
 from relibra.routing.routed_completions import completions_of
 from relibra.routing.sequence_routing import SequenceRouting, sequence_routing
 from relibra.routing.trace import RoutingTrace
@@ -102,13 +101,13 @@ def read_responses(
         except RelibraError as error:
             leave_out(number, error)
             continue
-        for index, completion in enumerate(completions):
+        for index, decoded in enumerate(decode_completions(completions, layers, format_name=format_name)):
+            if isinstance(decoded, RelibraError):
+                leave_out(number, decoded)
+                continue
             try:
-                decoded = decode_completion(completion, layers, format_name=format_name)
-                # The narrow copy frees the payload, which may hold four bytes per id.
-                routing = replace(decoded, routed_TLK=decoded.narrow())
                 name = turn, index
-                sequences[name] = join(sequences[name], routing, Keep.LATER) if name in sequences else routing
+                sequences[name] = join(sequences[name], decoded, Keep.LATER) if name in sequences else decoded
             except RelibraError as error:
                 leave_out(number, error)
     return list(sequences.values())

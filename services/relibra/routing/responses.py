@@ -1,8 +1,12 @@
 """HTTP responses of rollout engines, decoded; `routed_completions` has the places of their routed experts."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
-from relibra.errors import InvalidInput
+from relibra.errors import InvalidInput, RelibraError
+from relibra.routing.choices import place_choices
 from relibra.routing.formats import decode
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.routed_completions import RoutedCompletion, completions_of
@@ -29,34 +33,51 @@ def decode_response(
             ones.
         LimitExceeded: a sequence is larger than the limit.
     """
-    return [
-        decode_completion(completion, layers, format_name=format_name, start=start)
-        for completion in completions_of(response)
-    ]
+    routings = []
+    for decoded in decode_completions(completions_of(response), layers, format_name=format_name, start=start):
+        if isinstance(decoded, RelibraError):
+            raise decoded
+        routings.append(decoded)
+    return routings
 
 
-def decode_completion(
-    completion: RoutedCompletion,
+def decode_completions(
+    completions: Sequence[RoutedCompletion],
     layers: ModelLayers,
     *,
     format_name: str | None = None,
     start: int | None = None,
-) -> SequenceRouting:
-    """Decode one completion of a response; see `decode_response`.
+) -> list[SequenceRouting | RelibraError]:
+    """Decode completions in order; see `decode_response`. In place of those that cannot be read are their errors."""
+    decoded: list[SequenceRouting | RelibraError] = []
+    for usage, of_usage in groupby(completions, key=lambda completion: completion.usage):
+        choices = [_decode(completion, layers, format_name, start) for completion in of_usage]
+        routings = [choice for choice in choices if isinstance(choice, SequenceRouting)]
+        if usage is not None and start is None and len(routings) == usage.num_choices:
+            try:
+                choices = [*place_choices(routings, usage)]
+            except RelibraError as error:
+                choices = [error] * len(choices)
+        decoded += choices
+    return decoded
 
-    Raises:
-        InvalidInput: the completion has no routed experts, or malformed ones.
-        LimitExceeded: the sequence is larger than the limit.
-    """
+
+def _decode(
+    completion: RoutedCompletion, layers: ModelLayers, format_name: str | None, start: int | None
+) -> SequenceRouting | RelibraError:
     if completion.payload is None:
-        raise InvalidInput.of(completion.field, expected=completion.expected, got=completion.instead)
-    routing = decode(
-        completion.payload,
-        layers,
-        format_name=format_name or completion.format_name,
-        num_tokens=completion.num_tokens,
-        start=start,
-        field=completion.field,
-    )
-    check_no_layer_lost(routing, completion.field)
-    return routing
+        return InvalidInput.of(completion.field, expected=completion.expected, got=completion.instead)
+    try:
+        routing = decode(
+            completion.payload,
+            layers,
+            format_name=format_name or completion.format_name,
+            num_tokens=completion.num_tokens,
+            start=start,
+            field=completion.field,
+        )
+        check_no_layer_lost(routing, completion.field)
+    except RelibraError as error:
+        return error
+    # The narrow copy frees the payload, which may hold four bytes per id.
+    return replace(routing, routed_TLK=routing.narrow())

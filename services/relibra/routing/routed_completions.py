@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relibra.errors import InvalidInput
+from relibra.routing.choices import Usage
 from relibra.routing.event_stream import STREAMED
 
 _AT_TOP = ("routed_experts", "rollout_routed_experts")
@@ -24,6 +25,14 @@ _FIRST_CHOICE_ONLY = (
 _OF_SOME_CHOICE = (
     "those of one of several choices, and a stream of SGLang's OpenAI API does not say of which; ask /generate, or do "
     "not stream"
+)
+_LOST_IN_STREAM = (
+    "null, though the choice ended: vLLM 0.29 loses them where it merges events of a stream (0.33 does not); do not "
+    "stream"
+)
+_STREAM_OPTIONS = (
+    "routed experts (vLLM streams them in /inference/v1/generate only: do not stream, or use that path; SGLang: start "
+    "the server with --enable-return-routed-experts, and set return_routed_experts in requests)"
 )
 _OPTIONS = (
     "routed experts (vLLM: start the server with --enable-return-routed-experts; SGLang: do the same, and set "
@@ -41,6 +50,8 @@ class RoutedCompletion:
     """The format, if the place in the response determines it; None if the payload itself must tell it."""
     num_tokens: int | None = None
     """Tokens of prompt and completion; None if the response does not tell them."""
+    usage: Usage | None = None
+    """The tokens of all choices of the response together, if it tells those of none."""
     field: str
     expected: str = "routed experts"
     instead: str = _NULL
@@ -73,7 +84,7 @@ def _of_one(response: Mapping[str, Any]) -> list[RoutedCompletion]:
             RoutedCompletion(
                 payload=None,
                 field="response",
-                expected=_OPTIONS,
+                expected=_STREAM_OPTIONS if _is_stream_of_text(response) else _OPTIONS,
                 instead=f"the keys {keys}" + (f", finished by {reason}" if reason else ""),
             )
         ]
@@ -84,7 +95,8 @@ def _of_choices(response: Mapping[str, Any]) -> list[RoutedCompletion]:
     """Return a completion for every choice, or nothing if none has routed experts."""
     listed = response.get("choices")
     choices = [_mapping(choice) for choice in listed] if isinstance(listed, list) else []
-    completions: list[RoutedCompletion | None] = [_of_choice(response, choices, index) for index in range(len(choices))]
+    usage = _usage(response, choices)
+    completions = [_of_choice(response, choices, index, usage) for index in range(len(choices))]
     absent = _ABSENT
     sglext = _mapping(response.get("sglext"))
     if not any(completions) and "routed_experts" in sglext:
@@ -102,7 +114,7 @@ def _of_choices(response: Mapping[str, Any]) -> list[RoutedCompletion]:
 
 
 def _of_choice(
-    response: Mapping[str, Any], choices: Sequence[Mapping[str, Any]], index: int
+    response: Mapping[str, Any], choices: Sequence[Mapping[str, Any]], index: int, usage: Usage | None
 ) -> RoutedCompletion | None:
     choice, name = choices[index], f"choices[{index}]"
     num_tokens = _num_tokens(response, choices, index)
@@ -111,10 +123,22 @@ def _of_choice(
         return _from_sglang(meta_info, f"{name}.meta_info", num_tokens or _total(meta_info))
     for place, field in ((choice, name), (_mapping(choice.get("message")), f"{name}.message")):
         if "routed_experts" in place:
+            has_ended = STREAMED in response and choice.get("finish_reason") not in (None, "abort")
             return RoutedCompletion(
-                payload=place["routed_experts"], num_tokens=num_tokens, field=f"{field}.routed_experts"
+                payload=place["routed_experts"],
+                num_tokens=num_tokens,
+                usage=usage,
+                field=f"{field}.routed_experts",
+                instead=_LOST_IN_STREAM if has_ended else _NULL,
             )
     return None
+
+
+def _is_stream_of_text(response: Mapping[str, Any]) -> bool:
+    """Return whether a response was streamed by completions or chat completions."""
+    listed = response.get("choices")
+    choices = [_mapping(choice) for choice in listed] if isinstance(listed, list) else []
+    return STREAMED in response and any("text" in choice or "delta" in choice for choice in choices)
 
 
 def _from_sglang(place: Mapping[str, Any], name: str, num_tokens: int | None) -> RoutedCompletion:
@@ -156,9 +180,27 @@ def _num_tokens(response: Mapping[str, Any], choices: Sequence[Mapping[str, Any]
 
 
 def _total(usage: Mapping[str, Any]) -> int | None:
+    tokens = _prompt_and_completion(usage)
+    return None if tokens is None else sum(tokens)
+
+
+def _usage(response: Mapping[str, Any], choices: Sequence[Mapping[str, Any]]) -> Usage | None:
+    """Return the tokens of all choices together, unless the response tells those of a choice, or neither."""
+    tokens = _prompt_and_completion(_mapping(response.get("usage")))
+    if tokens is None or any(_num_tokens(response, choices, index) is not None for index in range(len(choices))):
+        return None
+    return Usage(
+        num_choices=len(choices),
+        prompt_tokens=tokens[0],
+        completion_tokens=tokens[1],
+        has_one_prompt="request_id" in response or response.get("object") == "chat.completion",
+    )
+
+
+def _prompt_and_completion(usage: Mapping[str, Any]) -> tuple[int, int] | None:
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
     if type(prompt) is int and type(completion) is int and prompt >= 0 and completion >= 0:
-        return prompt + completion
+        return prompt, completion
     return None
 
 
