@@ -2,11 +2,16 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from harness.engine_payloads import count, routes
 from harness.executed_plan import EXECUTION, PLAN
-from relibra.planning import Cause, Phase, PlanId
+from relibra.planning import Cause, Cluster, Model, Phase, PlanId, PlanParams, Schedule, StepLoad, imbalance
+from relibra.planning.expected.realised import realised_loads
 from relibra.planning.plan import Level
+from relibra.planning.solve import solve
+from relibra.routing import ModelLayers
 from relibra.status.realised import (
     describe_balance,
     describe_excess,
@@ -56,6 +61,29 @@ def test_a_plan_for_known_micro_batches_is_exceeded_only_by_much() -> None:
     assert describe_expectation(slightly, plan) == "the plan expected 1.020, for the micro-batches of the step"
     told = describe_excess(replace(EXECUTION, imbalance=1.3), plan)
     assert told == "imbalance was 1.300 in phase update, but 1.020 was planned"
+
+
+@pytest.mark.parametrize("num_tokens", [32, 8])
+def test_tokens_whose_experts_the_router_decides_are_no_excess_and_other_routing_is(num_tokens: int) -> None:
+    """No sequence has a route for its last token, which is 3 % of 32: every cell has tokens that no plan knew."""
+    model = Model(num_layers=2, num_experts=16, top_k=4)
+    cluster = Cluster(num_nodes=1, gpus_per_node=4, redundant_slots=1)
+    layers = ModelLayers.uniform(num_layers=2, num_experts=16, top_k=4)
+    schedule = Schedule.round_robin(64, 8, cluster)
+    trained_STLK = [routes(seed, num_tokens, layers) for seed in range(64)]
+    reported_SLE = np.stack([count(each[:-1], layers) for each in trained_STLK])
+    trained_SLE = np.stack([count(each, layers) for each in trained_STLK])
+    plan = solve(StepLoad.of(reported_SLE, schedule, cluster), schedule, model, cluster, PlanParams(homes_stay=True))
+    record = replace(PLAN, prediction=plan.prediction)
+
+    def excess(counts_SLE: np.ndarray) -> str | None:
+        load = StepLoad.of(counts_SLE, schedule, cluster)
+        return describe_excess(replace(EXECUTION, imbalance=imbalance(realised_loads(plan, load))), record)
+
+    assert plan.prediction.level is Level.MICRO_BATCHES
+    assert plan.prediction.imbalance_before > 1.5
+    assert excess(trained_SLE) is None
+    assert excess(np.roll(trained_SLE, 8, axis=-1)) is not None
 
 
 def test_ranks_are_measured_by_no_plan_but_the_one_that_they_applied() -> None:
