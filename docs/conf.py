@@ -34,6 +34,7 @@ nitpick_ignore_regex = [
         r"relibra\.agent\.(experts\.Experts|groups\.Groups|setting\.Refusal|cells\.visit\.ReplicaContext|"
         r"plans\.stopwatch\.Clock)",
     ),
+    ("py:class", r"relibra\.plugins\.planned_passes\.PlannedPasses"),
     ("py:class", r"relibra\.agent\.homes\.(homes\.Homes|guard\.WeightGuard|by_place\.PlaceNames)"),
     ("py:class", r"relibra\.rollout\.(engine_reporter\.RequestOutput|reporter\.Tensor)"),
 ]

@@ -5,10 +5,6 @@ from harness.distributed.on_ranks import IS_RANK, on_ranks
 
 if IS_RANK:
     import os
-    import signal
-    import tempfile
-    from contextlib import contextmanager
-    from pathlib import Path
     from types import SimpleNamespace
     from unittest import mock
 
@@ -20,9 +16,10 @@ if IS_RANK:
 
     from harness.distributed.gpt_job import GptJob
     from harness.distributed.networks import MODEL, TOKENS, Trained, routing
-    from harness.distributed.observed import equal, gathered
+    from harness.distributed.observed import equal
+    from harness.distributed.real_planner import real_planner
     from harness.doc_blocks import python_of
-    from harness.services import Loop, Service, eventually
+    from harness.services import Loop, eventually
     from relibra.evaluation.ways import compare_ways
     from relibra.planning import Cause
     from relibra.plugins.observed_job import observe_megatron
@@ -30,21 +27,7 @@ if IS_RANK:
     from relibra.routing import ModelLayers
     from relibra.status.app import create_app
     from relibra.status.settings import StatusSettings
-    from relibra.store import EmbeddedRedis, Store
-
-    @contextmanager
-    def services():
-        """Yield the address of a planner to all ranks, and the URL of its Redis to rank 0."""
-        if dist.get_rank() != 0:
-            yield gathered(None)[0], None
-            return
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # if another rank fails, this one ends by itself and stops both
-        with tempfile.TemporaryDirectory() as folder, EmbeddedRedis(Path(folder)) as redis:
-            planner = Service("planner", redis.url, Path(folder))
-            try:
-                yield gathered(planner.address)[0], redis.url
-            finally:
-                planner.stop()
+    from relibra.store import Store
 
     class Layer(nn.Module):
         """A MoE layer of no framework: a gate whose output is scores and ids."""
@@ -101,7 +84,7 @@ def test_a_plain_torch_router_is_observed_by_one_call_and_the_page_says_what_bal
     torch.manual_seed(dist.get_rank())
     layers = nn.ModuleList(Layer() for _ in range(MODEL.num_layers))
     optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
-    with services() as (address, redis_url):
+    with real_planner() as (address, redis_url):
         names = {"model": SimpleNamespace(layers=layers), "ep_group": dist.group.WORLD, "optimizer": optimizer}
         with mock.patch.dict(os.environ, RELIBRA_PLANNER=address, RELIBRA_JOB="watched"):
             exec(example, names)
@@ -154,7 +137,7 @@ def test_S5_an_observed_model_of_megatron_trains_exports_and_checkpoints_as_with
     plain, observed = Trained(cluster), Trained(cluster)
     before = set(vars(observed.network.moe[0])), set(vars(observed.network.moe[0].experts)), set(vars(observed.ddp))
     layers = ModelLayers.uniform(num_layers=MODEL.num_layers, num_experts=MODEL.num_experts, top_k=MODEL.top_k)
-    with services() as (address, redis_url):
+    with real_planner() as (address, redis_url):
         settings = PluginSettings(planner=address, job="megatron")
         observer = observe_megatron(settings, layers, observed.ddp, observed.optimizer)
         after = set(vars(observed.network.moe[0])), set(vars(observed.network.moe[0].experts)), set(vars(observed.ddp))
@@ -192,7 +175,7 @@ def test_S5_an_observed_model_of_megatron_trains_exports_and_checkpoints_as_with
 def test_every_pipeline_stage_reports_its_own_layers(cluster):
     job = GptJob(cluster)
     job.replay_without_agent()
-    with services() as (address, redis_url):
+    with real_planner() as (address, redis_url):
         layers = ModelLayers.uniform(num_layers=3, num_experts=job.model.num_experts, top_k=job.model.top_k)
         observer = observe_megatron(PluginSettings(planner=address, job="stages"), layers, job.chunks, job.optimizer)
         job.step(0, M)

@@ -10,14 +10,12 @@ import yaml
 from harness.doc_blocks import ALL_BLOCKS, PAGES, REPOSITORY, Block
 
 TESTS_OF_PYTHON = {
-    "docs/quick-start.md": ("tests/docs/test_quick_start.py", "tests/distributed/test_integration_page.py"),
+    "docs/quick-start.md": ("tests/examples/test_own_loop.py",),
     "docs/formats.md": ("tests/docs/test_formats.py",),
     "docs/integrations/observe.md": ("tests/distributed/test_observe.py",),
     "docs/integration/megatron.md": ("tests/distributed/test_integration_page.py",),
-    **{
-        f"docs/integrations/{page}.md": ("tests/integrations/test_pages.py",)
-        for page in ("areal", "levels", "plain-megatron")
-    },
+    "docs/integrations/plain-megatron.md": ("tests/distributed/test_own_loop.py",),
+    **{f"docs/integrations/{page}.md": ("tests/integrations/test_pages.py",) for page in ("areal", "levels")},
 }
 """The tests that run the Python of each page. `tests/docs/test_commands.py` runs the commands of all pages."""
 PROGRAMS = {"relibra", "make", "python", "pip", "kubectl", "docker", "taskset"}

@@ -11,6 +11,7 @@ REPOSITORY = Path(__file__).parents[2]
 PAGES = [
     *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
     *sorted((REPOSITORY / "docs").rglob("*.md")),
+    *sorted((REPOSITORY / "examples").rglob("*.md")),
 ]
 _BLOCK = re.compile(
     r"(?:^<!-- not run here: (?P<reason>.+?) -->\n)?^```(?P<language>.*)\n(?P<text>(?:.*\n)*?)^```$", re.M

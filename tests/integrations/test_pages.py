@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from harness.doc_blocks import python_of
-from harness.engine_payloads import all_layers, areal, routes
+from harness.engine_payloads import areal, routes
 from harness.services import Service
 from relibra.planning import Cluster, Model, Schedule
 from relibra.planning.plan import Level
@@ -42,12 +42,6 @@ def check_plan_of(page: str, address: str, step: int, level: Level = Level.MICRO
     assert plan.level is level
     assert plan.home_rank_LE.shape == (2, 8)
     assert len(plan.replica_index_Y4)
-
-
-def test_plain_megatron(shared_planner: Service, tmp_path: Path) -> None:
-    payloads = [all_layers(rows, LAYERS, "int32") for rows in ROWS]
-    run_page("plain-megatron", {"step": 1, "payloads": payloads}, shared_planner.address, tmp_path)
-    check_plan_of("plain-megatron", shared_planner.address, 1)
 
 
 def test_areal(shared_planner: Service, tmp_path: Path) -> None:

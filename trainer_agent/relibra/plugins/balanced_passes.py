@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from relibra.agent import Agent, Phase
+from relibra.agent import Agent, Phase, StepOutcome
 from relibra.planning import Cause
 from relibra.plugins.logical_export import Renamed, exporting, logical_export
 from relibra.plugins.plan_wait import PlanWait
@@ -64,8 +64,12 @@ class BalancedPasses:
             self.planned.close()
             self.agent = None
 
-    def begin(self, phase: Phase, batch: Callable[[], RankBatch] | None = None, key: Hashable = None) -> None:
+    def begin(
+        self, phase: Phase, batch: Callable[[], RankBatch] | None = None, key: Hashable = None
+    ) -> StepOutcome | None:
         """Collective over all ranks: begin a pass, which is planned from all that is known of it.
+
+        Returns how it will be executed, or None without an agent.
 
         Args:
             phase: what the pass is for.
@@ -73,7 +77,8 @@ class BalancedPasses:
                 Without a batch, and where it raises or the planner does not take it, the pass is planned from history.
             key: names the micro-batches of the pass. If the pass before had an equal key, both are phases of one step.
         """
-        assert self.agent is not None
+        if self.agent is None:
+            return None
         self._wait.end()
         timeout_s, is_submitted = self._wait.limit_s(phase), True
         if key is None or key != self._key:
@@ -88,6 +93,7 @@ class BalancedPasses:
         self._wait.begin(phase, outcome)
         if not is_submitted and timeout_s and Cause.LATE in outcome.causes:  # which is the same on all ranks
             self.planned.note_lost()
+        return outcome
 
     def begin_in_place(self) -> None:
         """Collective over all ranks: begin a pass in which no expert may move; the pass before has ended."""

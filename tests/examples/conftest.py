@@ -1,0 +1,1 @@
+from harness.services import shared_planner  # noqa: F401
