@@ -35,8 +35,8 @@ test-containers: $(READY)test  ## run the Compose file on a Docker Engine; as ro
 test-frameworks: $(READY)test $(FRAMEWORKS_READY)  ## run the plug-ins inside the frameworks themselves, on the CPU; fetches 0.5 GB or more, once
 	RELIBRA_FRAMEWORKS_VENV='$(FRAMEWORKS_VENV)' $(BIN)/pytest --numprocesses 0 tests/frameworks
 
-test-rollout: $(READY)test $(WHOLE_JOB_READY)  ## run a whole job of verl with a real vLLM, on the CPU; fetches 1 GB more than test-frameworks, once
-	RELIBRA_WHOLE_JOB_VENV='$(WHOLE_JOB_VENV)' $(BIN)/pytest --numprocesses 0 tests/whole_job
+test-rollout: $(READY)test $(WHOLE_JOB_READY)  ## run a whole job of verl with a real vLLM, on the CPU; fetches 1 GB more than test-frameworks, once; EVERY=1 runs three more jobs
+	RELIBRA_WHOLE_JOB_VENV='$(WHOLE_JOB_VENV)' $(BIN)/pytest --numprocesses 0 $(if $(EVERY),,-m 'not long') tests/whole_job
 
 canary: $(READY)test $(FRAMEWORKS_READY)  ## run every plug-in on the main branch of its framework and say what broke; DIR=build/main gets the checkouts
 	RELIBRA_FRAMEWORKS_VENV='$(FRAMEWORKS_VENV)' PYTHONPATH=tests $(BIN)/python -m harness.canary '$(or $(DIR),build/main)'

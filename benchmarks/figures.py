@@ -1,4 +1,4 @@
-"""Draw how plan time grows, for docs/benchmarks.md, from the results on disk.
+"""Draw how plan time grows, and the curves of a whole job, from the results on disk.
 
 python -m benchmarks.figures
 """
@@ -36,5 +36,35 @@ def growth(axes: list[Axes]) -> None:
     axes[0].set_ylabel("seconds, one core")
 
 
+COLOURS = {"balanced": "#2a7f62", "plain": "#808080"}
+
+
+def whole_job(axes: list[Axes]) -> None:
+    """Draw what verl says of every step of both jobs, and the imbalance of every update."""
+    rows, passes = results.read("whole_job"), results.settings("whole_job")["passes"]
+    panels = (
+        ("reward", "reward"),
+        ("gradient_norm", "norm of gradients"),
+        ("engine_against_trainer", "largest difference of\nprobabilities, engine and trainer"),
+        ("host_memory_gb", "memory of training processes, GB"),
+    )
+    for axis, (column, label) in zip(axes, panels, strict=False):
+        for name, colour in COLOURS.items():
+            steps = [row for row in rows if row["job"] == name]
+            axis.plot(
+                [row["step"] for row in steps], [row[column] for row in steps], color=colour, label=name, linewidth=1
+            )
+        axis.set_ylabel(label)
+    axes[2].set_yscale("log")
+    axes[3].set_ylim(bottom=0)
+    updates = [of_pass for of_pass in passes if of_pass["imbalance_realised"] is not None][1::2]
+    for key, name in (("imbalance_plain", "plain"), ("imbalance_realised", "balanced")):
+        axes[4].plot(range(1, 1 + len(updates)), [one[key] for one in updates], color=COLOURS[name], linewidth=1)
+    axes[4].set_ylabel("imbalance of updates")
+    for axis in axes:
+        axis.set_xlabel("step")
+
+
 if __name__ == "__main__":
     write_figure("growth", growth, num_panels=4, size=(11, 3.0))
+    write_figure("whole-job", whole_job, num_panels=5, size=(14, 2.8), shares_y=False)

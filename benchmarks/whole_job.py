@@ -13,8 +13,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,7 @@ OF_VERL = {
     "loss": "actor/pg_loss",
     "gradient_norm": "actor/grad_norm",
     "engine_against_trainer": "training/rollout_probs_diff_max",
-    "host_memory_gb": "perf/cpu_memory_used_gb",
-    "device_memory_gb": "perf/max_memory_allocated_gb",
+    "device_memory_gb": "actor/perf/max_memory_allocated_gb",
     "update_s": "timing_s/update_actor",
     "step_s": "timing_s/step",
 }
@@ -38,6 +39,8 @@ OF_RELIBRA = (
 )
 """What is kept of the history of a job."""
 PLAIN, BALANCED = "plain", "balanced"
+TRAINING_PROCESS = "ray::WorkerDict"
+"""How Ray names verl's training processes."""
 
 
 def run_on_gpus(folder: Path, planner: str | None, num_steps: int, settings: Sequence[str]) -> None:
@@ -85,6 +88,35 @@ def run_on_cpu(folder: Path, python: str, planner: str | None, num_steps: int, s
         raise RuntimeError(f"the job ended with status {code}; see {folder / 'log'}")
 
 
+@contextmanager
+def noting_memory(metrics: Path) -> Iterator[dict[int, float]]:
+    """Note the host memory of all training processes on this machine in GB, by the number of steps that are over."""
+    noted, is_over = dict[int, float](), threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(2.0):
+            num_steps = len(metrics.read_text().splitlines()) if metrics.exists() else 0
+            if num_pages := sum(_num_pages(process) for process in Path("/proc").glob("[0-9]*")):
+                noted[num_steps] = num_pages * os.sysconf("SC_PAGE_SIZE") / 1e9
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield noted
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _num_pages(process: Path) -> int:
+    """Return the resident pages of a training process, and 0 of any other and of one that has ended."""
+    try:
+        is_training = (process / "cmdline").read_text().startswith(TRAINING_PROCESS)
+        return int((process / "statm").read_text().split()[1]) if is_training else 0
+    except OSError:
+        return 0
+
+
 def steps_of(folder: Path) -> list[dict[str, Any]]:
     """Return what verl says of every step of a job."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
@@ -108,17 +140,18 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has verl, with --cpu")
     parser.add_argument("settings", nargs="*", help="settings of verl, after --")
     options = parser.parse_args()
+    rows = list[dict[str, Any]]()
     for name, planner in ((BALANCED, options.planner), (PLAIN, None)):
         folder = options.folder.absolute() / name
-        if options.cpu:
-            run_on_cpu(folder, options.python, planner, options.steps, options.settings)
-        else:
-            run_on_gpus(folder, planner, options.steps, options.settings)
-    rows = [
-        {"job": name, "step": number, **step}
-        for name in (BALANCED, PLAIN)
-        for number, step in enumerate(steps_of(options.folder / name), 1)
-    ]
+        with noting_memory(folder / "metrics.jsonl") as memory:
+            if options.cpu:
+                run_on_cpu(folder, options.python, planner, options.steps, options.settings)
+            else:
+                run_on_gpus(folder, planner, options.steps, options.settings)
+        rows += [
+            {"job": name, "step": number, **step, "host_memory_gb": memory.get(number)}
+            for number, step in enumerate(steps_of(folder), 1)
+        ]
     passes = passes_of(f"whole-{BALANCED}", options.status)
     print(results.write("whole_job", rows, settings=options.settings, cpu=options.cpu, passes=passes))
 

@@ -94,3 +94,16 @@ def resumed(rollout_python: str, prepared: Path, drifter: Outcome) -> Outcome:
         ),
     )
     return job.run(rollout_python)
+
+
+@pytest.fixture(scope="session")
+def interrupted(rollout_python: str, prepared: Path, shared_planner: Service) -> Outcome:  # noqa: F811
+    """A job of verl's asynchronous trainer, which aborts requests at every update and resumes them with new weights."""
+    job = Job(
+        folder=prepared,
+        name="interrupted",
+        planner=shared_planner.address,
+        keeps=False,
+        settings=("trainer.v1.trainer_mode=colocate_async",),
+    )
+    return job.run(rollout_python)

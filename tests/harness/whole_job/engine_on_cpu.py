@@ -92,4 +92,5 @@ class Extension(vLLMColocateWorkerExtension):  # type: ignore[misc]
                 for key, value in vars(layer).items():
                     vars(layers[name]).setdefault(key, value)  # what the worker has set, such as instruction sets
                 layers[name].kv_cache = layer.kv_cache
-        runner.init_routed_experts_capturer()
+        if runner.model_config.enable_return_routed_experts:
+            runner.init_routed_experts_capturer()
