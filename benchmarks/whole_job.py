@@ -2,7 +2,7 @@
 
 Start a planner first, with `relibra up`. Then, on a machine with GPUs, for a model and prompts of your own:
 
-    python -m benchmarks.whole_job runs --steps 200 -- data.train_files=... actor_rollout_ref.model.path=...
+    python -m benchmarks.whole_job runs --set actor_rollout_ref.model.path=... --set data.train_files=...
 
 On a machine without GPUs, `--cpu` runs it with a tiny model, prompts of its own and vLLM on the CPU; `--python` names
 the environment that `make test-rollout` builds. The jobs run one after the other, and each samples by itself.
@@ -138,22 +138,22 @@ def main() -> None:
     parser.add_argument("--status", default="http://127.0.0.1:7421")
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has verl, with --cpu")
-    parser.add_argument("settings", nargs="*", help="settings of verl, after --")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of verl")
     options = parser.parse_args()
     rows = list[dict[str, Any]]()
     for name, planner in ((BALANCED, options.planner), (PLAIN, None)):
         folder = options.folder.absolute() / name
         with noting_memory(folder / "metrics.jsonl") as memory:
             if options.cpu:
-                run_on_cpu(folder, options.python, planner, options.steps, options.settings)
+                run_on_cpu(folder, options.python, planner, options.steps, options.set)
             else:
-                run_on_gpus(folder, planner, options.steps, options.settings)
+                run_on_gpus(folder, planner, options.steps, options.set)
         rows += [
             {"job": name, "step": number, **step, "host_memory_gb": memory.get(number)}
             for number, step in enumerate(steps_of(folder), 1)
         ]
     passes = passes_of(f"whole-{BALANCED}", options.status)
-    print(results.write("whole_job", rows, settings=options.settings, cpu=options.cpu, passes=passes))
+    print(results.write("whole_job", rows, settings=options.set, cpu=options.cpu, passes=passes))
 
 
 if __name__ == "__main__":
