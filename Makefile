@@ -14,10 +14,13 @@ WHOLE_JOB_READY := $(WHOLE_JOB_VENV)/ready
 # Tests start hundreds of processes, and each would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-containers test-megatron test-frameworks test-rollout canary test-robustness test-long docs audit lint proto proto-check gpu-bundle gpu-check bench bench-peers evaluation clean
+.PHONY: demo demo-rollout test test-all test-containers test-megatron test-frameworks test-rollout canary test-robustness test-long docs audit lint proto proto-check gpu-bundle gpu-check bench bench-peers evaluation clean
 
 demo: $(READY)all  ## run a real MoE RL job, plain and balanced, on this machine; ARGS=--keep leaves its pages up
 	$(BIN)/relibra demo $(ARGS)
+
+demo-rollout: $(READY)all $(WHOLE_JOB_READY)  ## run 20 steps of a whole job of verl with vLLM, balanced and plain, on this machine, and leave its pages up; fetches 1.5 GB, once
+	$(BIN)/python -m benchmarks.whole_job build/whole-job/$$(date +%Y%m%d-%H%M%S) --cpu --python '$(WHOLE_JOB_VENV)/bin/python' --steps 20 --keep
 
 # Tests wait for a third of their time, so three processes keep two cores busy.
 test: $(READY)test  ## prove every promise once, without a GPU and on two cores

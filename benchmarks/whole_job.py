@@ -1,6 +1,6 @@
 """Run the job of examples/verl_grpo with relibra and without, and keep what verl and the planner say of every step.
 
-Start a planner first, with `relibra up`. Then, on a machine with GPUs, for a model and prompts of your own:
+On a machine with GPUs, for a model and prompts of your own:
 
     python -m benchmarks.whole_job runs --set actor_rollout_ref.model.path=... --set data.train_files=...
 
@@ -14,13 +14,13 @@ import os
 import subprocess
 import sys
 import threading
-import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from benchmarks import results
+from relibra.demo.services import OwnServices, Services
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "verl_grpo"
 OF_VERL = {
@@ -71,8 +71,7 @@ def run_on_cpu(folder: Path, python: str, planner: str | None, num_steps: int, s
     from harness import child_process
     from harness.whole_job.verl_job import Job
 
-    if not folder.parent.exists():
-        folder.parent.mkdir(parents=True)
+    if not (folder.parent / "model").exists():
         environment = child_process.environment(CUDA_VISIBLE_DEVICES="", VERL_USE_EXTERNAL_MODULES="")
         prepare = [python, "-m", "harness.whole_job.prepare", str(folder.parent)]
         subprocess.run(prepare, check=True, env=environment)
@@ -123,37 +122,51 @@ def steps_of(folder: Path) -> list[dict[str, Any]]:
     return [{name: json.loads(line)["data"].get(key) for name, key in OF_VERL.items()} for line in lines]
 
 
-def passes_of(job: str, status: str) -> list[dict[str, Any]]:
+def passes_of(job: str, services: Services) -> list[dict[str, Any]]:
     """Return what the status service says of every pass of a job, first to last."""
-    with urllib.request.urlopen(f"{status}/v1/jobs/{job}/history?points=1000", timeout=60) as answer:
-        return [{name: step[name] for name in OF_RELIBRA} for step in json.load(answer)]
+    history = services.get(f"/v1/jobs/{job}/history?points=1000")
+    return [{name: step[name] for name in OF_RELIBRA} for step in history]
 
 
 def main() -> None:
-    """Run both jobs, write the table, and print what it says."""
+    """Run both jobs, show how they ended, and write the table if it is wanted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where logs and metrics go; it must not exist")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--planner", default="127.0.0.1:7420")
-    parser.add_argument("--status", default="http://127.0.0.1:7421")
-    parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--planner", help="a planner that runs, as host:port, with --status; default: one of its own")
+    parser.add_argument("--status", help="the status service that runs beside it, such as http://127.0.0.1:7421")
+    parser.add_argument("--cpu", action="store_true", help="run a tiny model on this machine without GPUs")
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has verl, with --cpu")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of verl")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/whole_job.json")
+    parser.add_argument("--keep", action="store_true", help="leave the pages up until Ctrl-C")
     options = parser.parse_args()
-    rows = list[dict[str, Any]]()
-    for name, planner in ((BALANCED, options.planner), (PLAIN, None)):
-        folder = options.folder.absolute() / name
-        with noting_memory(folder / "metrics.jsonl") as memory:
-            if options.cpu:
-                run_on_cpu(folder, options.python, planner, options.steps, options.set)
-            else:
-                run_on_gpus(folder, planner, options.steps, options.set)
-        rows += [
-            {"job": name, "step": number, **step, "host_memory_gb": memory.get(number)}
-            for number, step in enumerate(steps_of(folder), 1)
-        ]
-    passes = passes_of(f"whole-{BALANCED}", options.status)
-    print(results.write("whole_job", rows, settings=options.set, cpu=options.cpu, passes=passes))
+    folder = options.folder.absolute()
+    running = Services(options.planner, options.status) if options.planner else None
+    with nullcontext(running) if running else OwnServices(folder / "services") as services:
+        print(f"pages: {services.status_url}; logs: {folder}/*/log", flush=True)
+        rows = list[dict[str, Any]]()
+        for name, planner in ((BALANCED, services.planner_address), (PLAIN, None)):
+            print(f"{name}: {options.steps} steps", flush=True)
+            of_job = folder / name
+            with noting_memory(of_job / "metrics.jsonl") as memory:
+                if options.cpu:
+                    run_on_cpu(of_job, options.python, planner, options.steps, options.set)
+                else:
+                    run_on_gpus(of_job, planner, options.steps, options.set)
+            rows += [
+                {"job": name, "step": number, **step, "host_memory_gb": memory.get(number)}
+                for number, step in enumerate(steps_of(of_job), 1)
+            ]
+        passes = passes_of(f"whole-{BALANCED}", services)
+        results.show("the last step of both jobs", [row for row in rows if row["step"] == options.steps])
+        results.show("the last passes of the balanced job", passes[-4:])
+        if options.write:
+            print(results.write("whole_job", rows, settings=options.set, cpu=options.cpu, passes=passes))
+        if options.keep:
+            print(f"pages: {services.status_url}/jobs/whole-{BALANCED}; Ctrl-C ends them", flush=True)
+            with suppress(KeyboardInterrupt):
+                threading.Event().wait()
 
 
 if __name__ == "__main__":
