@@ -39,6 +39,24 @@ def _write_outcomes(folder: Path) -> None:
     Agent.begin_step = begin_step  # type: ignore[method-assign]
 
 
+def _give_adam_state_before_its_first_step() -> None:
+    """Let torch's Adam load a checkpoint into a new job, as the fused one does, which stands on GPUs."""
+    import torch
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    read = DistributedOptimizer.sharded_state_dict
+
+    def sharded_state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                if not self.optimizer.state[parameter]:
+                    zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                    self.optimizer.state[parameter] = {"step": torch.tensor(0.0), **zeros}
+        return read(self, *args, **kwargs)
+
+    DistributedOptimizer.sharded_state_dict = sharded_state_dict
+
+
 def _pretend_own_machine() -> None:
     from relibra.plugins import nodes
 
@@ -47,6 +65,7 @@ def _pretend_own_machine() -> None:
 
 if ray_process.IS_WORKER:
     _train_in_float32()
+    _give_adam_state_before_its_first_step()
     if OUTCOMES in os.environ:
         _write_outcomes(Path(os.environ[OUTCOMES]))
     if OWN_MACHINES in os.environ:
