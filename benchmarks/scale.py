@@ -118,7 +118,7 @@ def _begin(plan: StepPlan, model: Model, cluster: Cluster) -> StepCells:
     check_step_plan(plan, model, cluster)
     offer = agreement.Offer(step=plan.step, plan_id=plan.id, digest=plan.digest)
     assert agreement.decide([offer] * (cluster.num_ranks * cluster.num_ep_groups)).plan_id == plan.id
-    placement = Placement.identity(model, cluster).rehomed(plan.home_rank_LE)
+    placement = Placement.identity(model, cluster).with_homes(plan.home_rank_LE)
     return StepCells(placement, cluster, ep_group=0, ep_rank=0, plan=plan, device=torch.device("cpu"))
 
 

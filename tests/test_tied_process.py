@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from harness.services import eventually, is_alive
-from relibra.tied_process import tied
+from relibra.tied_process import tie
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent ended")
 
@@ -32,7 +32,7 @@ def test_the_child_ends_when_its_parent_is_killed() -> None:
 
 
 def test_a_child_of_a_parent_that_is_gone_does_not_start() -> None:
-    command = tied([sys.executable, "-c", "print('ran')"])
+    command = tie([sys.executable, "-c", "print('ran')"])
     command[command.index(str(os.getpid()))] = "1"
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -43,8 +43,8 @@ def test_a_child_of_a_parent_that_is_gone_does_not_start() -> None:
 def test_the_child_keeps_arguments_environment_and_exit_status() -> None:
     code = "import os, sys; print(sys.argv[1], os.environ['NAME']); sys.exit(7)"
     done = subprocess.run(
-        tied([sys.executable, "-c", code, "a b"]), env={"NAME": "value"}, capture_output=True, text=True, check=False
+        tie([sys.executable, "-c", code, "a b"]), env={"NAME": "value"}, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (7, "a b value\n")
-    ended = subprocess.run(tied(["/bin/sh", "-c", "kill -TERM $$"]), check=False)
+    ended = subprocess.run(tie(["/bin/sh", "-c", "kill -TERM $$"]), check=False)
     assert ended.returncode == -signal.SIGTERM

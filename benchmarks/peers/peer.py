@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from relibra.errors import InvalidInput
 from relibra.evaluation.assignment import Assignment
 from relibra.evaluation.policies import Decision, Policy, Situation
-from relibra.evaluation.renaming import renamed
+from relibra.evaluation.renaming import rename
 from relibra.planning import Cluster, Model
 
 _Returned = TypeVar("_Returned")
@@ -84,7 +84,7 @@ class Peer:
             require_complete(self.name, now.assignment, now_MLE)
             keep(now.assignment)
             return Decision(
-                assignment=renamed(now.assignment, before.home_LE, situation.cluster),
+                assignment=rename(now.assignment, before.home_LE, situation.cluster),
                 load=situation.workload.load,
                 previous_home_LE=before.home_LE,
                 decide_time_s=now.cpu_s,

@@ -29,7 +29,7 @@ MAX_SHOWN_CHARS = 500
 """How much of a value from outside enters an error, a log line or a page."""
 
 
-def shown(value: object) -> str:
+def one_line(value: object) -> str:
     """Return the text of a value from outside as a message may hold it: on one line, and cut to `MAX_SHOWN_CHARS`.
 
     Control characters become escapes, because a line break in a name could forge a line of the log. The cut text says
@@ -65,8 +65,8 @@ class InvalidInput(RelibraError, ValueError):
 
     @classmethod
     def of(cls, field: str, *, expected: str, got: object) -> "InvalidInput":
-        """Return an error whose text has the one form of all refusals: `field: expected …, got …` (see `shown`)."""
-        return cls(f"{field}: expected {expected}, got {shown(got)}")
+        """Return an error whose text has the one form of all refusals: `field: expected …, got …` (see `one_line`)."""
+        return cls(f"{field}: expected {expected}, got {one_line(got)}")
 
 
 class InvalidTrace(InvalidInput):

@@ -14,7 +14,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-def tied(command: list[str]) -> list[str]:
+def tie(command: list[str]) -> list[str]:
     """Return a command that runs `command` and receives SIGTERM when the calling process ends.
 
     A small Python process asks Linux for the signal and then becomes the command: it keeps its pid, its open files and

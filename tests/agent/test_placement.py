@@ -30,7 +30,7 @@ def test_rehoming_keeps_stayers_and_fills_every_slot_once(data: st.DataObject, s
     placement = Placement.identity(model, cluster)
     for _ in range(3):
         before, home_LE = placement, random_homes(rng, model, cluster)
-        placement = before.rehomed(home_LE)
+        placement = before.with_homes(home_LE)
         assert np.array_equal(placement.home_rank_LE, home_LE)
         stays_LE = home_LE == before.home_rank_LE
         assert np.array_equal(placement.home_slot_LE[stays_LE], before.home_slot_LE[stays_LE])
@@ -48,6 +48,6 @@ def test_who_stays_does_not_move(data: st.DataObject, seed: int) -> None:
     rng = np.random.default_rng(seed)
     start = Placement.identity(model, cluster)
     home_LE = random_homes(rng, model, cluster)
-    moves = start.moves_to(start.rehomed(home_LE))
+    moves = start.moves_to(start.with_homes(home_LE))
     assert len(moves) == (home_LE != start.home_rank_LE).sum()
     assert all(move.source_rank != move.destination_rank for move in moves)

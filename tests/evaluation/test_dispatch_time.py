@@ -5,7 +5,7 @@ import pytest
 
 from harness.small_training import CLUSTER, CONSTANTS, EVEN, HOME_LE, MODEL, TRAINING
 from relibra.evaluation.assignment import Assignment, at_home
-from relibra.evaluation.dispatch_time import copies_of, dispatch_us_ML, even_copies, reached
+from relibra.evaluation.dispatch_time import copies_of, dispatch_us_ML, even_copies, share_of_tokens
 from relibra.planning import Cluster, StepLoad
 from relibra.routing import read_trace
 
@@ -37,7 +37,7 @@ def test_a_token_that_wants_two_experts_of_a_node_goes_there_once():
 
 def test_dispatch_inside_a_node_waits_for_the_most_crowded_rank():
     hot = StepLoad.of_sources(np.array([[[[19, 7, 7, 7]]]]).repeat(4, axis=2))
-    alone = 80 * reached(np.array(19 / 40), MODEL).item()
+    alone = 80 * share_of_tokens(np.array(19 / 40), MODEL).item()
     assert _us(hot, _ONE_NODE, once_to=MODEL) == pytest.approx(alone * 0.75 * 400 / 400)
 
 
@@ -48,7 +48,7 @@ def test_a_crowded_node_is_less_of_a_bottleneck_than_its_copies():
 
 
 def test_a_share_of_nothing_reaches_no_token_and_of_everything_every_token():
-    np.testing.assert_allclose(reached(np.array([0.0, 0.25, 0.5, 1.0]), MODEL), [0, 0.5, 5 / 6, 1])
+    np.testing.assert_allclose(share_of_tokens(np.array([0.0, 0.25, 0.5, 1.0]), MODEL), [0, 0.5, 5 / 6, 1])
 
 
 @pytest.mark.parametrize("once_to", [None, MODEL])
@@ -64,7 +64,7 @@ def test_real_tokens_reach_about_as_many_nodes(traces_dir, name, num_nodes):
     node_TLK = trace.routed_experts.astype(int) * num_nodes // trace.num_experts
     for node in range(num_nodes):
         is_there_TLK = node_TLK == node
-        predicted_L = reached(is_there_TLK.mean(axis=(0, 2)), model)
+        predicted_L = share_of_tokens(is_there_TLK.mean(axis=(0, 2)), model)
         assert predicted_L.mean() == pytest.approx(is_there_TLK.any(axis=-1).mean(), rel=0.12)
 
 

@@ -20,7 +20,7 @@ def test_resampling_keeps_the_number_of_sequences_and_repeats_for_equal_seeds():
         hardware=hardware_of("h100"),
         cluster=Cluster(num_nodes=1, gpus_per_node=8, redundant_slots=0),
     )
-    one, same, other = (question.resampled(seed).trace for seed in (1, 1, 2))
+    one, same, other = (question.resample(seed).trace for seed in (1, 1, 2))
     assert one.domain is not None
     assert np.diff(one.offsets).astype(str).tolist() == one.domain.tolist()  # whole sequences
     assert 15 < len(set(one.domain)) < 35  # 25 expected

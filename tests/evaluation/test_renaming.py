@@ -2,7 +2,7 @@ import numpy as np
 
 from relibra.evaluation.assignment import at_home
 from relibra.evaluation.baselines.eplb import eplb
-from relibra.evaluation.renaming import renamed
+from relibra.evaluation.renaming import rename
 from relibra.planning import Cluster, Model
 
 _CLUSTER = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
@@ -12,14 +12,14 @@ _LOAD_MLE = np.random.default_rng(0).poisson(np.random.default_rng(0).lognormal(
 def test_a_placement_that_differs_by_names_alone_moves_nothing():
     previous_LE = np.array([[0, 0, 1, 1, 2, 2, 3, 3]], dtype=np.int32)
     swapped_LE = np.array([3, 2, 0, 1], dtype=np.int32)[previous_LE]
-    same = renamed(at_home(_LOAD_MLE[:, :1], swapped_LE), previous_LE, _CLUSTER)
+    same = rename(at_home(_LOAD_MLE[:, :1], swapped_LE), previous_LE, _CLUSTER)
     np.testing.assert_array_equal(same.home_LE, previous_LE)
 
 
 def test_ranks_keep_their_loads_and_nodes_their_ranks():
     model = Model(num_layers=3, num_experts=8, top_k=1)
     before, after = eplb(_LOAD_MLE[:2], model, _CLUSTER), eplb(_LOAD_MLE[2:], model, _CLUSTER)
-    named = renamed(after, before.home_LE, _CLUSTER)
+    named = rename(after, before.home_LE, _CLUSTER)
     for assignment in (named, after):
         assert assignment.tokens_Q.sum() == _LOAD_MLE[2:].sum()
     by_node = (each.rank_loads_MLR(_CLUSTER).reshape(3, 3, 2, 2) for each in (named, after))

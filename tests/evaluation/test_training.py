@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from harness.small_training import TRAINING
-from relibra.evaluation.dispatch_time import reached
+from relibra.evaluation.dispatch_time import share_of_tokens
 from relibra.evaluation.model_presets import MODELS
 from relibra.evaluation.training import Training
 from relibra.planning import Cluster, CostModel, PlanParams
@@ -29,7 +29,7 @@ def test_planning_counts_what_one_more_copy_adds_as_the_simulation_does():
     training = replace(TRAINING, model=MODELS["deepseek-v3"], cluster=_CLUSTER, dispatcher=Dispatcher.DEEPEP)
     params = PlanParams(cost=training.planning_cost).counting_copies(training.model.model(), _CLUSTER)
     even, more = 0.5, 1e-6
-    added = np.diff(reached(np.array([even - more, even]), training.model)).item() / more
+    added = np.diff(share_of_tokens(np.array([even - more, even]), training.model)).item() / more
     assert params.cost.token_size_bytes == pytest.approx(training.token_size_bytes * added / 8, rel=1e-4)
 
 

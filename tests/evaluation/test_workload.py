@@ -4,7 +4,7 @@ import pytest
 from relibra.errors import InvalidInput
 from relibra.evaluation.model_presets import MODELS
 from relibra.evaluation.routing_statistics import RoutingStatistics
-from relibra.evaluation.workload import drawn, tiled
+from relibra.evaluation.workload import drawn, tile
 from relibra.planning import Cluster
 from relibra.routing import RoutingTrace
 
@@ -26,7 +26,7 @@ def trace():
 
 
 def test_tiles_fill_every_rank_of_every_micro_batch(trace):
-    workload = tiled(trace, _CLUSTER, 4, tokens_per_rank=260, seed=0)
+    workload = tile(trace, _CLUSTER, 4, tokens_per_rank=260, seed=0)
     assert workload.length_S.tolist() == [250] * 16
     tokens_MR = np.zeros((4, 4))
     np.add.at(tokens_MR, (workload.schedule.row_S, workload.schedule.source_rank_S), workload.length_S)
@@ -35,14 +35,14 @@ def test_tiles_fill_every_rank_of_every_micro_batch(trace):
 
 
 def test_the_sequences_of_a_tile_come_from_one_domain(trace):
-    workload = tiled(trace, _CLUSTER, 4, tokens_per_rank=260, seed=0)
+    workload = tile(trace, _CLUSTER, 4, tokens_per_rank=260, seed=0)
     by_parity_SP = workload.counts_SLE.reshape(16, 2, 4, 2).sum(axis=(1, 2))
     assert (by_parity_SP.min(axis=1) == 0).all()
     assert (by_parity_SP.sum(axis=0) > 0).all()
 
 
 def test_a_sequence_longer_than_the_budget_is_taken_alone(trace):
-    assert tiled(trace, _CLUSTER, 1, tokens_per_rank=10, seed=0).length_S.tolist() == [25] * 4
+    assert tile(trace, _CLUSTER, 1, tokens_per_rank=10, seed=0).length_S.tolist() == [25] * 4
 
 
 def test_sequences_without_tokens_are_passed_over(trace):
@@ -54,10 +54,10 @@ def test_sequences_without_tokens_are_passed_over(trace):
         num_experts=8,
         domain=np.array(["b"] + ["a"] * 20),
     )
-    assert tiled(with_empty, _CLUSTER, 4, tokens_per_rank=260, seed=0).length_S.tolist() == [250] * 16
+    assert tile(with_empty, _CLUSTER, 4, tokens_per_rank=260, seed=0).length_S.tolist() == [250] * 16
     empty = RoutingTrace(routed_experts=trace.routed_experts[:0], offsets=np.zeros(3, dtype=np.int64), num_experts=8)
     with pytest.raises(InvalidInput, match="trace: expected a sequence with recorded tokens"):
-        tiled(empty, _CLUSTER, 4, tokens_per_rank=260, seed=0)
+        tile(empty, _CLUSTER, 4, tokens_per_rank=260, seed=0)
 
 
 def test_drawn_steps_have_the_size_asked_for_and_differ():

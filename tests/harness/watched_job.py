@@ -19,7 +19,7 @@ from relibra.planning import (
     StepLoad,
 )
 from relibra.planning.cost import CostModel
-from relibra.planning.execution import sampled
+from relibra.planning.execution import sample_micro_batches
 from relibra.planning.expected.loads import WINDOW, mean_micro_batch, seen_load
 from relibra.planning.launch import Launch
 from relibra.planning.load import narrow_counts
@@ -152,7 +152,7 @@ class WatchedJob:
                         reason=reason,
                         causes=() if plan_id else causes,
                         realised_load_ML=of_rank_MLE.sum(axis=-1),
-                        expert_load_NLE=narrow_counts(of_rank_MLE[sampled(per_group)].astype(np.uint32)),
+                        expert_load_NLE=narrow_counts(of_rank_MLE[sample_micro_batches(per_group)].astype(np.uint32)),
                         reorder_sent_bytes=1 << 20,
                         replica_sent_bytes=1 << 18,
                         plan_wait_s=0.01 * (1 + step % 5) + 0.001 * rank,

@@ -72,7 +72,7 @@ def routed(rng: np.random.Generator, load_E: NDArray[np.int64]) -> Tensor:
 def executed(remap: Remap, rng: np.random.Generator, plan: Plan, load_MLRE: NDArray[np.int64]) -> Computed:
     """Return the tokens that all ranks compute under the plan when this load is routed."""
     cluster, computed = plan.cluster, Computed()
-    placement = Placement.identity(plan.model, cluster).rehomed(plan.home_rank_LE)
+    placement = Placement.identity(plan.model, cluster).with_homes(plan.home_rank_LE)
     num_rows, num_layers, num_ranks, _ = load_MLRE.shape
     for rank in range(num_ranks):
         own = StepPlan.of(plan, id=PlanId(epoch=1, version=1), step=0)

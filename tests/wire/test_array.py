@@ -83,7 +83,7 @@ WHOLE = zlib.compress(bytes(24))
     ],
 )
 def test_S7_deflated_arrays_of_another_size_or_damaged_are_refused(deflated: bytes, fault: str) -> None:
-    message = array.deflated(np.dtype("<u4"), (6,), WHOLE)
+    message = array.array_of_stream(np.dtype("<u4"), (6,), WHOLE)
     np.testing.assert_array_equal(array.decode(message, "field", kinds="u", shape=(6,)), np.zeros(6))
     message.data = deflated
     with pytest.raises(InvalidInput, match=f"field.data: {fault}"):
@@ -92,7 +92,7 @@ def test_S7_deflated_arrays_of_another_size_or_damaged_are_refused(deflated: byt
 
 @pytest.mark.parametrize("shape", [(6,), (2**28 + 1,)])
 def test_S7_a_bomb_takes_no_more_memory_than_its_shape_says_or_than_may_be(shape: tuple[int, ...]) -> None:
-    message = array.deflated(np.dtype("<u4"), shape, zlib.compress(bytes(64 << 20), 9))
+    message = array.array_of_stream(np.dtype("<u4"), shape, zlib.compress(bytes(64 << 20), 9))
     tracemalloc.start()
     try:
         with pytest.raises(InvalidInput, match=r"field\.(data: expected 24|shape: expected at most)"):

@@ -85,13 +85,13 @@ def quota_remap(
     begin = scratch.data_ptr()
     end, count = begin + ranges_bytes // 2, begin + ranges_bytes
     routed, slots = routing_map_TE.data_ptr(), slot_expert_P.data_ptr()
-    arguments = _COUNT.packed(routed, num_tokens, num_experts, count)
+    arguments = _COUNT.pack(routed, num_tokens, num_experts, count)
     run(Launch("quota_count", (num_chunks, -(-num_experts // 128)), 128, arguments))
-    arguments = _PREFIX.packed(count, num_chunks, num_experts, slots, share_P.data_ptr(), num_slots, begin, end)
+    arguments = _PREFIX.pack(count, num_chunks, num_experts, slots, share_P.data_ptr(), num_slots, begin, end)
     run(Launch("quota_prefix", (-(-num_experts // 32), 1), 1024, arguments))
     routing = slots, count, begin, end, num_tokens, num_experts, num_slots
     placed = probs_TE.data_ptr(), routed, probs_TP.data_ptr(), routing_map_TP.data_ptr(), probs_TE.element_size()
-    run(Launch("quota_place", (num_chunks, -(-num_slots // 128)), 128, _PLACE.packed(*routing, *placed)))
+    run(Launch("quota_place", (num_chunks, -(-num_slots // 128)), 128, _PLACE.pack(*routing, *placed)))
     return probs_TP, routing_map_TP
 
 
@@ -102,7 +102,7 @@ def quota_give_back(
     num_tokens, num_slots = grad_TP.shape
     grad_TE = grad_TP.new_zeros(num_tokens, num_experts)
     if grad_TP.numel():
-        arguments = _GIVE_BACK.packed(
+        arguments = _GIVE_BACK.pack(
             grad_TP.data_ptr(),
             routing_map_TP.data_ptr(),
             slot_expert_P.data_ptr(),
@@ -122,7 +122,7 @@ def token_split(run: Run, counts_RE: Tensor, slot_expert_P: Tensor, gpus_per_nod
     share_P = torch.empty_like(slot_expert_P)
     sums_bytes = 16 * num_experts
     sums = counts_RE.new_empty(sums_bytes // 4)  # int64 [E, 2]
-    arguments = _SPLIT.packed(
+    arguments = _SPLIT.pack(
         counts_RE.data_ptr(),
         slot_expert_P.data_ptr(),
         sums.data_ptr(),

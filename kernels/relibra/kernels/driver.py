@@ -32,7 +32,7 @@ class Device:
         self._call("cuCtxPushCurrent_v2", self._context)
         try:
             for file, module in modules.items():
-                image = sources.compiled(file, 10 * major + minor)
+                image = sources.compile_source(file, 10 * major + minor)
                 self._call("cuModuleLoadData", ctypes.byref(module), image)
             for kernel, function in self._functions.items():
                 name = ctypes.c_char_p(kernel.encode())

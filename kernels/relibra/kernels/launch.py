@@ -42,7 +42,7 @@ class Arguments(threading.local):
         self._addresses: Addresses = (ctypes.c_void_p * len(offsets))(*(begin + offset for offset in offsets))
         self._addresses.values = self._memory  # type: ignore[attr-defined]
 
-    def packed(self, *values: int) -> Addresses:
+    def pack(self, *values: int) -> Addresses:
         """Pack the values of all arguments, a tensor as its address; return the addresses of the arguments."""
         self._struct.pack_into(self._memory, 0, *values)
         return self._addresses

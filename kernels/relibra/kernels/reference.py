@@ -40,7 +40,7 @@ def quota_remap(
         `probs_TP` with zeros where nothing is routed, and bool `routing_map_TP`.
     """
     begin_P, end_P = _token_ranges(slot_expert_P, share_P)
-    expert_P, is_held_P = _held(slot_expert_P, probs_TE.shape[1])
+    expert_P, is_held_P = _experts_of_slots(slot_expert_P, probs_TE.shape[1])
     position_TP = (routing_map_TE.cumsum(0) - 1).index_select(1, expert_P)
     routing_map_TP = (
         routing_map_TE.index_select(1, expert_P) & is_held_P & (position_TP >= begin_P) & (position_TP < end_P)
@@ -48,7 +48,7 @@ def quota_remap(
     return probs_TE.index_select(1, expert_P).masked_fill(~routing_map_TP, 0.0), routing_map_TP
 
 
-def _held(slot_expert_P: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+def _experts_of_slots(slot_expert_P: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     """Return the index of each slot's expert (0 for a slot without one), and which slots have an expert."""
     is_held_P = (slot_expert_P >= 0) & (slot_expert_P < num_experts)
     return slot_expert_P.masked_fill(~is_held_P, 0), is_held_P
@@ -69,7 +69,7 @@ def _token_ranges(slot_expert_P: Tensor, share_P: Tensor) -> tuple[Tensor, Tenso
 
 def quota_give_back(grad_TP: Tensor, routing_map_TP: Tensor, slot_expert_P: Tensor, num_experts: int) -> Tensor:
     """Turn the gradient of `quota_remap`'s probabilities into the gradient of the router's probabilities, `[T, E]`."""
-    grad_TE, (expert_P, _) = grad_TP.new_zeros(len(grad_TP), num_experts), _held(slot_expert_P, num_experts)
+    grad_TE, (expert_P, _) = grad_TP.new_zeros(len(grad_TP), num_experts), _experts_of_slots(slot_expert_P, num_experts)
     return grad_TE.index_add_(1, expert_P, grad_TP.masked_fill(~routing_map_TP, 0.0))
 
 

@@ -23,7 +23,7 @@ def headers() -> dict[str, str]:
     return {path.name: path.read_text() for path in sorted(FOLDER.glob("*.cuh"))}
 
 
-def compiled(file: str, capability: int) -> bytes:
+def compile_source(file: str, capability: int) -> bytes:
     """Compile a file of `FOLDER`, in less than half a second, and return the code for the driver to load.
 
     Args:

@@ -34,10 +34,12 @@ def encode(value: NDArray[np.generic]) -> array_pb2.Array:
 def deflate(value: NDArray[np.generic]) -> array_pb2.Array:
     """Encode an array like `encode`, deflated."""
     dtype = value.dtype.newbyteorder("<")
-    return deflated(dtype, value.shape, zlib.compress(np.ascontiguousarray(value, dtype=dtype).tobytes(), level=1))
+    return array_of_stream(
+        dtype, value.shape, zlib.compress(np.ascontiguousarray(value, dtype=dtype).tobytes(), level=1)
+    )
 
 
-def deflated(dtype: np.dtype[Any], shape: tuple[int, ...], data: bytes) -> array_pb2.Array:
+def array_of_stream(dtype: np.dtype[Any], shape: tuple[int, ...], data: bytes) -> array_pb2.Array:
     """Build the message of an array whose little-endian elements are already a zlib stream."""
     return array_pb2.Array(dtype=array_pb2.DType.Name(_NAMES[dtype]), shape=shape, data=data, deflated=True)
 

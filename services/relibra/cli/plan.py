@@ -116,7 +116,7 @@ def plan(
         if history is None:
             step_plan = solve(load, schedule, model, cluster, params, packing=packing)
         else:
-            seen = _seen(history, routing, schedule, cluster)
+            seen = _read_history(history, routing, schedule, cluster)
             step_plan = solve(load, schedule, model, cluster, params, level=Level.HISTORY, seen=seen)
         plan_time_s = time.perf_counter() - started
         now("checking and comparing")
@@ -149,7 +149,7 @@ def _cluster(trace: RoutingTrace, nodes: int, gpus_per_node: int, redundant_slot
     )
 
 
-def _seen(history: Path, trace: RoutingTrace, schedule: Schedule, cluster: Cluster) -> StepLoad:
+def _read_history(history: Path, trace: RoutingTrace, schedule: Schedule, cluster: Cluster) -> StepLoad:
     """Return the micro-batches of a trace of earlier steps, which have as many sequences as the step to plan."""
     past = read_trace(history)
     expected, got = ((recorded.num_layers, recorded.num_experts, recorded.top_k) for recorded in (trace, past))

@@ -88,11 +88,11 @@ def _print_job(console: Console, job: dict[str, Any]) -> None:
             f"{cluster['redundant_slots']} redundant slots; {cluster['num_ep_groups']} of them",
         }
         | {f"attempt {past['number']}": _past(past) for past in job["attempts"] if past["ended_at"]}
-        | {"GPU-hours saved": _saved(job["savings"])},
+        | {"GPU-hours saved": _write_savings(job["savings"])},
     )
 
 
-def _saved(savings: dict[str, Any]) -> str:
+def _write_savings(savings: dict[str, Any]) -> str:
     saved = savings["saved_gpu_hours"]
     return escape(savings["assumption"] if saved is None else f"{hours_text(saved)}. {savings['assumption']}")
 
@@ -163,16 +163,15 @@ def _print_prediction(console: Console, plan_id: str, prediction: dict[str, Any]
 def _print_phase(console: Console, phase: dict[str, Any]) -> None:
     plan_id = phase["applied"]
     plan = "a plan" if plan_id is None else f"plan {plan_id}"
-    console.print(
-        f"{phase['phase']}: {phase['num_applied']} of {phase['num_expected']} ranks executed {plan}{_realised(phase)}"
-    )
+    ranks = f"{phase['num_applied']} of {phase['num_expected']} ranks"
+    console.print(f"{phase['phase']}: {ranks} executed {plan}{_write_imbalance(phase)}")
     for cause, number in phase["intended"].items():
         console.print(f"  {number} were to apply no plan: {cause}")
     for cause, number in phase["fallbacks"].items():
         console.print(f"  {number} kept the last plan: {cause}", style="yellow")
 
 
-def _realised(phase: dict[str, Any]) -> str:
+def _write_imbalance(phase: dict[str, Any]) -> str:
     if phase["imbalance"] is None:
         return ""
     plain = "" if phase["imbalance_plain"] is None else f"{phase['imbalance_plain']:.3f} without relibra, "

@@ -28,7 +28,7 @@ def steps(
     for step in steps:
         came = f"{step['state']}, expired" if step["expired"] else step["state"]
         rows.append(
-            [str(step["step"]), came, step["level"] or "", *_realised(step["phases"]), *_promises(step["plan"])]
+            [str(step["step"]), came, step["level"] or "", *_write_imbalance(step["phases"]), *_promises(step["plan"])]
         )
     console = open_console()
     figures = ("imbalance\nwithout", "\nwith", "\nexpected", "\nbound", "repli-\ncas", "moved")
@@ -38,7 +38,7 @@ def steps(
             console.print(f"step {step['step']}: {step['failure']}", highlight=False, markup=False)
 
 
-def _realised(phases: list[dict[str, Any]]) -> list[str]:
+def _write_imbalance(phases: list[dict[str, Any]]) -> list[str]:
     """Return the imbalance without and with relibra in the last phase that all ranks have reported."""
     phase = next((phase for phase in reversed(phases) if phase["imbalance"] is not None), None)
     if phase is None:

@@ -19,7 +19,7 @@ import typer
 
 from relibra.cli.service import STOP_SIGNALS, Host, ReadyFile, start_logging, write_ready_file
 from relibra.environment import unknown_variables
-from relibra.tied_process import tied
+from relibra.tied_process import tie
 
 _POLL_INTERVAL_S = 0.05
 _STOP_TIMEOUT_S = 30.0
@@ -136,7 +136,7 @@ class _Service:
         if self._verb != "planner":
             environment.pop("RELIBRA_METRICS_PORT", None)  # two services cannot listen on one port
         self._process = subprocess.Popen(
-            tied([*command, "--ready-file", str(self._ready_file)]),
+            tie([*command, "--ready-file", str(self._ready_file)]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             env=environment,

@@ -98,7 +98,7 @@ def advise(
     samples: list[dict[str, Outcome]] = []
     for seed in _SEEDS:
         on_run("two steps")
-        before, now = asked.resampled(seed).steps(seed)
+        before, now = asked.resample(seed).steps(seed)
         outcomes = simulate(now, before, asked.training, (), on_policy=on_run, others=rivals | policies, rivals=rivals)
         samples.append({outcome.policy: outcome for outcome in outcomes})
         if seed == _SEEDS[0]:  # the first sample chooses the slots of the published ways

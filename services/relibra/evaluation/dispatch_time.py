@@ -17,7 +17,7 @@ from relibra.planning.load import StepLoad
 from relibra.planning.machines.constants import Constants
 
 
-def reached(share: NDArray[np.floating], model: ModelShape) -> NDArray[np.float64]:
+def share_of_tokens(share: NDArray[np.floating], model: ModelShape) -> NDArray[np.float64]:
     """Return the part of tokens that have at least one of their K experts in a set with this share of all token copies.
 
     The model: a token draws K different experts, otherwise independently. For the two recorded traces the result is
@@ -120,9 +120,9 @@ def dispatch_us_ML(
     else:
         total_MLN1 = np.maximum(copies_MLNR.sum(axis=-1, keepdims=True), 1e-9)
         tokens_MLN1 = total_MLN1 / once_to.top_k
-        to_node_MLND = tokens_MLN1 * reached(copies_MLND / total_MLN1, once_to)
+        to_node_MLND = tokens_MLN1 * share_of_tokens(copies_MLND / total_MLN1, once_to)
         # A token that crosses arrives at the adapter of its source's index, and NVLink spreads it from there.
-        inside_MLR = (tokens_MLN1 * reached(copies_MLNR / total_MLN1, once_to)).sum(axis=2)
+        inside_MLR = (tokens_MLN1 * share_of_tokens(copies_MLNR / total_MLN1, once_to)).sum(axis=2)
         entering_ML = _crossing(to_node_MLND).sum(axis=-2).max(axis=-1) / size
     leaving_ML = _crossing(to_node_MLND).sum(axis=-1).max(axis=-1) / size
     us_ML: NDArray[np.float64] = np.maximum(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from relibra.evaluation.assignment import Assignment, at_home
 from relibra.evaluation.baselines.eplb import eplb
 from relibra.evaluation.baselines.ultraep import ultraep
-from relibra.evaluation.renaming import renamed
+from relibra.evaluation.renaming import rename
 from relibra.evaluation.workload import Workload
 from relibra.planning.expected.loads import deal_often, seen_load
 from relibra.planning.job import Cluster, Model, PlanParams
@@ -69,7 +69,7 @@ class Situation:
     @cached_property
     def planned(self) -> "Decision":
         """What relibra decides with the slots of the job."""
-        return _planned(self)
+        return _plan(self)
 
     @cached_property
     def previous_home_LE(self) -> NDArray[np.int32]:
@@ -95,7 +95,7 @@ class Decision:
 Policy = Callable[[Situation], Decision]
 
 
-def _timed(decide: Callable[[], _Decided]) -> tuple[_Decided, float]:
+def _time_decision(decide: Callable[[], _Decided]) -> tuple[_Decided, float]:
     began_s = time.perf_counter()
     decided = decide()
     return decided, time.perf_counter() - began_s
@@ -106,7 +106,7 @@ def _staying(function: Callable[[NDArray[np.int64], Model, Cluster], Assignment]
 
     def decide(situation: Situation) -> Decision:
         load_MLE, model, cluster = situation.load_MLE, situation.model, situation.cluster
-        assignment, decide_time_s = _timed(lambda: function(load_MLE, model, cluster))
+        assignment, decide_time_s = _time_decision(lambda: function(load_MLE, model, cluster))
         return Decision(
             assignment=assignment,
             load=situation.workload.load,
@@ -124,9 +124,9 @@ def _plain(load_MLE: NDArray[np.int64], model: Model, cluster: Cluster) -> Assig
 def _eplb_oracle(situation: Situation) -> Decision:
     load_MLE, model, cluster = situation.load_MLE, situation.model, situation.cluster
     previous_LE = eplb(situation.previous.load.load_MLE, model, cluster).home_LE
-    assignment, decide_time_s = _timed(lambda: eplb(load_MLE, model, cluster))
+    assignment, decide_time_s = _time_decision(lambda: eplb(load_MLE, model, cluster))
     return Decision(
-        assignment=renamed(assignment, previous_LE, cluster),
+        assignment=rename(assignment, previous_LE, cluster),
         load=situation.workload.load,
         previous_home_LE=previous_LE,
         decide_time_s=decide_time_s,
@@ -140,7 +140,7 @@ def _eplb_history(situation: Situation) -> Decision:
     """
     seen_MLE = situation.previous.load.load_MLE
     load_MLE, model, cluster = situation.load_MLE, situation.model, situation.cluster
-    assignment, decide_time_s = _timed(lambda: eplb(load_MLE, model, cluster, seen_MLE))
+    assignment, decide_time_s = _time_decision(lambda: eplb(load_MLE, model, cluster, seen_MLE))
     return Decision(
         assignment=assignment,
         load=situation.workload.load,
@@ -149,13 +149,13 @@ def _eplb_history(situation: Situation) -> Decision:
     )
 
 
-def _planned(situation: Situation) -> Decision:
+def _plan(situation: Situation) -> Decision:
     cluster = situation.cluster
     previous_LE = situation.previous_home_LE
     load, schedule = situation.workload.load, situation.workload.schedule
     model, params, num_threads = situation.model, situation.params, situation.num_threads
     level, seen = situation.level, situation.seen
-    plan, decide_time_s = _timed(
+    plan, decide_time_s = _time_decision(
         lambda: solve(load, schedule, model, cluster, params, previous_LE, None, num_threads, level, seen)
     )
     return Decision(
@@ -207,7 +207,7 @@ def _relibra_packed(situation: Situation) -> Decision:
         num_threads = situation.num_threads
         return solve(load, packing.schedule, model, cluster, params, previous_LE, packing, num_threads), load
 
-    (plan, load), decide_time_s = _timed(plan_packed)
+    (plan, load), decide_time_s = _time_decision(plan_packed)
     return Decision(
         assignment=Assignment.of_plan(plan, load), load=load, previous_home_LE=previous_LE, decide_time_s=decide_time_s
     )
@@ -227,7 +227,7 @@ def _copies(
     counting = params.counting_copies(situation.model, cluster)
     price = price_replicas(counting, load_MLE, situation.model, cluster)
     traffic = Traffic.of(load, cluster, counting)
-    (index_Y4, _), decide_time_s = _timed(
+    (index_Y4, _), decide_time_s = _time_decision(
         lambda: replicate(load_MLE, home_LE, cluster, price, situation.num_threads, traffic=traffic)
     )
     assignment = Assignment.of_replicas(load, home_LE, index_Y4, cluster)

@@ -7,7 +7,7 @@ import numpy as np
 from relibra.evaluation.model_shape import ModelShape
 from relibra.evaluation.routing_statistics import RoutingStatistics
 from relibra.evaluation.training import Training
-from relibra.evaluation.workload import Workload, drawn, tiled
+from relibra.evaluation.workload import Workload, drawn, tile
 from relibra.planning.job import Cluster
 from relibra.planning.machines.dispatcher import DispatchDtype, Dispatcher
 from relibra.planning.machines.hardware import Hardware
@@ -75,7 +75,7 @@ class Question:
         """Return the same question with another number of redundant slots."""
         return replace(self, cluster=replace(self.cluster, redundant_slots=redundant_slots))
 
-    def resampled(self, seed: int) -> "Question":
+    def resample(self, seed: int) -> "Question":
         """Return the same question about another recording: as many sequences, drawn with replacement from this one."""
         num_sequences = self.trace.num_sequences
         drawn_S = np.random.default_rng([seed, 4]).integers(0, num_sequences, num_sequences)
@@ -85,6 +85,6 @@ class Question:
         """Return two consecutive steps; every seed gives them other sequences."""
         size = (self.cluster, self.num_micro_batches, self.tokens_per_rank)
         if self.is_of_this_model:
-            return tiled(self.trace, *size, seed=2 * seed), tiled(self.trace, *size, seed=2 * seed + 1)
+            return tile(self.trace, *size, seed=2 * seed), tile(self.trace, *size, seed=2 * seed + 1)
         statistics = RoutingStatistics.fit(self.trace)
         return drawn(statistics, self.model, *size, seed=seed), drawn(statistics, self.model, *size, seed=seed, step=1)

@@ -15,7 +15,7 @@ from relibra.evaluation.assignment import Assignment
 from relibra.planning.job import Cluster
 
 
-def renamed(assignment: Assignment, previous_LE: NDArray[np.int32], cluster: Cluster) -> Assignment:
+def rename(assignment: Assignment, previous_LE: NDArray[np.int32], cluster: Cluster) -> Assignment:
     """Return the assignment with nodes and ranks of each layer named after the former homes of most experts there."""
     name_LR = np.stack(
         [

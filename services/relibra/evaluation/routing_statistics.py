@@ -85,7 +85,7 @@ def draw_counts(
     counts_SLE = np.empty((len(length_S), *shape), dtype=np.uint32)
     for sequence, (length, domain) in enumerate(zip(length_S, domain_S, strict=True)):
         share_LE = popularity_LE * domain_DLE[domain] * _factor(own, statistics.sequence_variance, shape)
-        counts_SLE[sequence] = own.multinomial(int(length) * model.top_k, _limited(share_LE, model.top_k))
+        counts_SLE[sequence] = own.multinomial(int(length) * model.top_k, _limit(share_LE, model.top_k))
     return counts_SLE
 
 
@@ -93,7 +93,7 @@ def _factor(rng: np.random.Generator, variance: float, shape: tuple[int, ...]) -
     return rng.gamma(1 / variance, variance, shape) if variance > 0 else np.ones(shape)
 
 
-def _limited(share_LE: NDArray[np.float64], top_k: int) -> NDArray[np.float64]:
+def _limit(share_LE: NDArray[np.float64], top_k: int) -> NDArray[np.float64]:
     """Return shares of token copies, at most 1/K for each expert, because a token chooses an expert at most once."""
     is_full_LE = np.zeros(share_LE.shape, dtype=np.bool_)
     for _ in range(top_k):  # the excess goes to the other experts, and some of them may then exceed 1/K

@@ -85,14 +85,14 @@ def simulate(
         num_threads=num_threads,
     )
     even = even_work(workload.load, training.model.num_experts, training.cluster)
-    ideal = _timed(training, lambda other: balanced_time_of(even, other))
-    plain = _timed(training, _deciding(POLICIES["plain"](situation), training))
+    ideal = _cache_times(training, lambda other: balanced_time_of(even, other))
+    plain = _cache_times(training, _deciding(POLICIES["plain"](situation), training))
     outcomes, before = [], dict[str, _Step]()
     for name, policy in run.items():
         on_policy(name)
         decision = policy(situation)
         assignment = decision.assignment
-        step = plain if name == "plain" else _timed(training, _deciding(decision, training))
+        step = plain if name == "plain" else _cache_times(training, _deciding(decision, training))
         num_cells = assignment.num_rows * len(assignment.home_LE)
         outcomes.append(
             Outcome(
@@ -116,7 +116,7 @@ def simulate(
 _Step = Callable[[Constants], StepTime]
 
 
-def _timed(training: Training, time: Callable[[Training], StepTime]) -> _Step:
+def _cache_times(training: Training, time: Callable[[Training], StepTime]) -> _Step:
     """Return the step as a function of the constants. Several ratios ask for the same constants."""
     return cache(lambda constants: time(replace(training, constants=constants)))
 

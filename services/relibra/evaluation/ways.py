@@ -32,11 +32,11 @@ def compare_ways(
         ways["EPLB, placing experts by the steps before,"] = eplb(load_NLE, model, cluster, past_NLE)
     ways["UltraEP, planning each cell after its router,"] = ultraep(load_NLE, model, cluster)
     if plan is not None:
-        ways["relibra, planning from the steps before,"] = _executed(load_NLE, cluster, plan)
+        ways["relibra, planning from the steps before,"] = _execute(load_NLE, cluster, plan)
     return {way: imbalance(assignment.rank_loads_MLR(cluster)) for way, assignment in ways.items()}
 
 
-def _executed(load_NLE: NDArray[np.int64], cluster: Cluster, plan: Plan) -> Assignment:
+def _execute(load_NLE: NDArray[np.int64], cluster: Cluster, plan: Plan) -> Assignment:
     """Return what ranks would make of a plan from history, whose micro-batches all have the same replicas."""
     first_Y4 = plan.replica_index_Y4[plan.replica_index_Y4[:, 0] == 0]
     index_Y4 = np.tile(first_Y4, (len(load_NLE), 1))

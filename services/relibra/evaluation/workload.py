@@ -39,7 +39,7 @@ class Workload:
         return StepLoad.of(self.counts_SLE, schedule, self.cluster)
 
 
-def tiled(trace: RoutingTrace, cluster: Cluster, num_micro_batches: int, tokens_per_rank: int, seed: int) -> Workload:
+def tile(trace: RoutingTrace, cluster: Cluster, num_micro_batches: int, tokens_per_rank: int, seed: int) -> Workload:
     """Fill every micro-batch of every rank up to `tokens_per_rank`, with sequences drawn from a trace with replacement.
 
     Recorded sequences are short compared with those of training. A long rollout is about one thing, so all sequences of

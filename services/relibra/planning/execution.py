@@ -24,7 +24,7 @@ MAX_SAMPLED = 4
 """Micro-batches of which a report tells the load of every expert. Later steps are planned from them."""
 
 
-def sampled(num_micro_batches: int) -> NDArray[np.int64]:
+def sample_micro_batches(num_micro_batches: int) -> NDArray[np.int64]:
     """Return the micro-batches of which a report tells the load of every expert, ascending."""
     return np.linspace(0, num_micro_batches - 1, min(num_micro_batches, MAX_SAMPLED)).astype(np.int64)
 
@@ -123,7 +123,7 @@ class ExecutionReport(PhaseFigures):
     realised_load_ML: NDArray[np.int64]
     """Token copies that this rank computed."""
     expert_load_NLE: NDArray[np.unsignedinteger] = field(default_factory=lambda: np.zeros((0, 0, 0), dtype=np.uint8))
-    """The same by expert, in the micro-batches of `sampled`; the sum over ranks is the load of these micro-batches."""
+    """The same by expert, in the micro-batches of `sample_micro_batches`; the sum over ranks is their load."""
     causes: tuple[Cause, ...] = ()
     """Why no plan was applied: all causes, each once. Empty where one was."""
 
@@ -149,7 +149,7 @@ class PhaseSummary(PhaseFigures):
     """The realised imbalance; None until all ranks have reported, and where their loads differ in shape."""
     imbalance_plain: float | None
     """What the imbalance would have been under the identity placement without replicas, in the micro-batches of
-    `sampled`; None where `imbalance` is."""
+    `sample_micro_batches`; None where `imbalance` is."""
     overload_plain: float | None = None
     """How many times the mean load of ranks the hottest rank would then have had, in the cell where that is most."""
     num_token_copies: int | None

@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 _dispatchers: list[Any] = []
 
 
-def compiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+def compile_once(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Compile `function` on its first call, and keep the machine code on disk."""
     dispatcher = njit(cache=True, nogil=True)(function)
     _dispatchers.append(dispatcher)
@@ -115,7 +115,7 @@ class _Helper:
             self._ended.acquire()
 
 
-@compiled
+@compile_once
 def next_random(state: NDArray[np.uint64]) -> np.uint64:
     """Advance `state`, one uint64 that starts as the seed, and return 64 random bits.
 

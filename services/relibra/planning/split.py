@@ -29,10 +29,10 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 try:
-    from relibra.planning.jit import compiled
+    from relibra.planning.jit import compile_once
 except ModuleNotFoundError:  # a trainer has no numba: it splits on a GPU, and in plain Python gets the same, slowly
 
-    def compiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    def compile_once(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         """Return the function as it is."""
         return function
 
@@ -107,7 +107,7 @@ def source_share(
     )
 
 
-@compiled
+@compile_once
 def _split_cells(
     load_MLE: NDArray[np.int64],
     crossing_MLE: NDArray[np.int64],
@@ -137,7 +137,7 @@ def _split_cells(
         begin = end
 
 
-@compiled
+@compile_once
 def _source_share(
     counts_RE: NDArray[np.int64],
     home_E: NDArray[np.int32],
@@ -190,10 +190,10 @@ def _source_share(
                     share_Y[replica] = own
             before = 0
             for source in range(first, rank):
-                before += int(counts_RE[source, expert]) - _kept(
+                before += int(counts_RE[source, expert]) - _num_kept(
                     source, home, at_home, counts_RE[source, expert], rank_Y, tokens_Y, crossing_Y, begin, end
                 )
-            taken = at_home - _kept(
+            taken = at_home - _num_kept(
                 home, home, at_home, counts_RE[home, expert], rank_Y, tokens_Y, crossing_Y, begin, end
             )
             for replica in range(begin, end):
@@ -206,14 +206,14 @@ def _source_share(
     return share_Y
 
 
-@compiled
+@compile_once
 def _overlap(begin: int, end: int, other_begin: int, other_end: int) -> int:
     """Return the length that two ranges have in common."""
     return max(0, min(end, other_end) - max(begin, other_begin))
 
 
-@compiled
-def _kept(
+@compile_once
+def _num_kept(
     source: int,
     home: int,
     at_home: int,
@@ -233,7 +233,7 @@ def _kept(
     return 0
 
 
-@compiled
+@compile_once
 def _split_cell(
     load_E: NDArray[np.int64],
     crossing_E: NDArray[np.int64],
@@ -293,7 +293,7 @@ def _split_cell(
             replica += 1
 
 
-@compiled
+@compile_once
 def _pour(
     begin: int,
     end: int,
@@ -332,7 +332,7 @@ def _pour(
         sum_R[rank_C[copy]] += part_C[copy]
 
 
-@compiled
+@compile_once
 def _even_out(
     begin_X: NDArray[np.int64],
     place_C: NDArray[np.int64],

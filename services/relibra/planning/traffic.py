@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning.jit import compiled
+from relibra.planning.jit import compile_once
 from relibra.planning.job import Cluster, PlanParams
 from relibra.planning.load import StepLoad
 from relibra.planning.traffic_size import MAX_KEPT_BYTES, dispatch_costs_time
@@ -174,7 +174,7 @@ def _sum_by_group(each_EM: NDArray[np.integer], group_E: NDArray[np.integer], nu
     return sums_PM
 
 
-@compiled
+@compile_once
 def _sum_by_source(
     counts_SE: NDArray[np.integer],
     node_S: NDArray[np.int64],

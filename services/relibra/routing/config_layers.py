@@ -46,7 +46,7 @@ def moe_layers(config: Mapping[str, Any]) -> tuple[bool, ...]:
                 expected="no key that chooses MoE layers and that relibra does not know; give the layers by numbers",
                 got=value,
             )
-    listed = _listed(config)
+    listed = _layers_by_list(config)
     num_layers = _num_layers(config, default=len(next(iter(listed.values()))) if listed else None)
     for key in _INDICES:
         if config.get(key) is not None:
@@ -58,7 +58,7 @@ def moe_layers(config: Mapping[str, Any]) -> tuple[bool, ...]:
         raise InvalidInput.of(
             " and ".join(listed), expected="the same MoE layers", got=" and ".join(str(config[key]) for key in listed)
         )
-    return next(iter(listed.values())) if listed else _counted(config, num_layers)
+    return next(iter(listed.values())) if listed else _layers_by_rules(config, num_layers)
 
 
 def _num_layers(config: Mapping[str, Any], default: int | None) -> int:
@@ -71,7 +71,7 @@ def _num_layers(config: Mapping[str, Any], default: int | None) -> int:
     return num_layers
 
 
-def _listed(config: Mapping[str, Any]) -> dict[str, tuple[bool, ...]]:
+def _layers_by_list(config: Mapping[str, Any]) -> dict[str, tuple[bool, ...]]:
     """Return the MoE layers by the key that has an entry for each layer."""
     listed: dict[str, tuple[bool, ...]] = {}
     pattern = config.get("hybrid_override_pattern")
@@ -103,7 +103,7 @@ def _layers_at(key: str, indices: Any, num_layers: int) -> tuple[bool, ...]:
     return tuple(layer in chosen for layer in range(num_layers))
 
 
-def _counted(config: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
+def _layers_by_rules(config: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
     """Return the layers that all rules of the configuration make MoE layers."""
     first = max(_rule(config, key, default=0, at_least=0) for key in _FIRST)
     last = _rule(config, "moe_layer_end_index", default=-1, at_least=-1)

@@ -38,7 +38,7 @@ class _Stream:
             else:
                 _merge(self.response, {key: value})
 
-    def joined(self) -> dict[str, Any]:
+    def join(self) -> dict[str, Any]:
         choices = sorted(self.choices.values(), key=lambda choice: str(choice.get("index", 0)).zfill(9))
         return self.response | {STREAMED: True} | ({"choices": choices} if choices else {})
 
@@ -65,9 +65,9 @@ def join_chunks(lines: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
         elif isinstance(value.value, Mapping):
             streams.setdefault(_request(value.value), _Stream(number)).add(value.value)
         else:
-            yield from ((stream.line, stream.joined()) for stream in streams.values())
+            yield from ((stream.line, stream.join()) for stream in streams.values())
             streams.clear()
-    yield from ((stream.line, stream.joined()) for stream in streams.values())
+    yield from ((stream.line, stream.join()) for stream in streams.values())
 
 
 def parse_body(body: str | bytes | bytearray) -> Any:

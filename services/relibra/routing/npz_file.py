@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.errors import InvalidInput, LimitExceeded, shown
+from relibra.errors import InvalidInput, LimitExceeded, one_line
 from relibra.routing.npy_header import read_npy_header
 
 EXPANSION_VARIABLE = "RELIBRA_MAX_EXPANSION"
@@ -109,7 +109,7 @@ def _read(file: zipfile.ZipFile, info: zipfile.ZipInfo, key: str) -> NDArray[Any
             left = info.file_size - stream.tell()
             if min(shape, default=0) < 0 or size_bytes != left:
                 raise InvalidInput.of(
-                    key, expected=f"{size_bytes} bytes for {dtype} {shown(list(shape))}", got=f"{left} bytes"
+                    key, expected=f"{size_bytes} bytes for {dtype} {one_line(list(shape))}", got=f"{left} bytes"
                 )
         with file.open(info) as stream:
             array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)

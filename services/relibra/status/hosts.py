@@ -9,7 +9,7 @@ import socket
 from dataclasses import dataclass
 from typing import Self
 
-from relibra.errors import Forbidden, shown
+from relibra.errors import Forbidden, one_line
 
 _ANY = "*"
 
@@ -41,7 +41,7 @@ class KnownHosts:
         if name == "localhost" or name.endswith(".localhost") or name in self.names or _is_address(name):
             return
         raise Forbidden(
-            f"the request is for host {shown(name)!r}, which is not known as a name of this service, so a page of "
+            f"the request is for host {one_line(name)!r}, which is not known as a name of this service, so a page of "
             "another site may have sent it; call the service by its address, or add the name to allowed_hosts "
             "(RELIBRA_ALLOWED_HOSTS)"
         )

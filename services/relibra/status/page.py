@@ -42,9 +42,9 @@ def _templates() -> Environment:
     environment.globals |= {"plotly_version": charting.VERSION, "sparkline": sparkline, "explain_end": explain_end}
     environment.globals |= {"runbook_path": runbook_path, "phase_figures": PHASE_FIGURES}
     environment.globals["step_figures"] = [figure for figure in STEP_FIGURES if figure.heading]
-    environment.filters |= {"ratio": _ratio, "size": write_size, "when": _when, "clock": _clock, "count": _count}
+    environment.filters |= {"ratio": _ratio, "size": write_size, "when": _write_time, "clock": _clock, "count": _count}
     environment.filters |= {
-        "addressed": _addressed,
+        "addressed": _query,
         "seconds": _seconds,
         "last_complete": last_complete,
         "hours": _hours,
@@ -53,7 +53,7 @@ def _templates() -> Environment:
     return environment
 
 
-def _addressed(asked: Mapping[str, str], **change: str) -> str:
+def _query(asked: Mapping[str, str], **change: str) -> str:
     """Return the query of what was asked with a change; empty values are left out."""
     return urlencode({name: value for name, value in {**asked, **change}.items() if value})
 
@@ -89,10 +89,10 @@ _WAYS: Mapping[Kind, Callable[[float], str]] = {
 
 
 def _clock(moment: datetime) -> Markup:
-    """Return a time that stays a time of day, where `_when` becomes an age."""
+    """Return a time that stays a time of day, where `_write_time` becomes an age."""
     return Markup('<time class="clock" datetime="{}">{}</time>').format(moment.isoformat(), f"{moment:%m-%d %H:%M:%S}")
 
 
-def _when(unix_time_s: float) -> Markup:
+def _write_time(unix_time_s: float) -> Markup:
     moment = datetime.fromtimestamp(unix_time_s, tz=UTC)
     return Markup('<time datetime="{}">{}</time>').format(moment.isoformat(), f"{moment:%Y-%m-%d %H:%M:%S} UTC")

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
-from relibra.errors import RelibraError, shown
+from relibra.errors import RelibraError, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def install_problem_handlers(app: FastAPI, show: Show | None = None) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        said = f"{request.method} {shown(request.url.path)}: {error.detail}"
+        said = f"{request.method} {one_line(request.url.path)}: {error.detail}"
         response = respond(request, "HttpError", error.status_code, said)
         response.headers.update({name: value for name, value in (error.headers or {}).items() if name == "Allow"})
         return response
@@ -89,13 +89,13 @@ def install_problem_handlers(app: FastAPI, show: Show | None = None) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid_request(request: Request, error: RequestValidationError) -> Response:
         faults = (
-            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}, got {shown(repr(fault['input']))}"
+            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}, got {one_line(repr(fault['input']))}"
             for fault in error.errors()
         )
         return respond(request, "InvalidInput", HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(faults))
 
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> Response:
-        logger.error("%s failed", shown(request.url.path), exc_info=error)
+        logger.error("%s failed", one_line(request.url.path), exc_info=error)
         said = f"{type(error).__name__} in the status service; see its log"
         return respond(request, "InternalError", HTTPStatus.INTERNAL_SERVER_ERROR, said)

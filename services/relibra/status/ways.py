@@ -59,10 +59,10 @@ class Ways:
         if self._compare is None:
             return f"{fact}. What balancing would gain is said where relibra[planner] is installed beside this service."
         key = (glance.job.job_id, glance.job.epoch, step.step, step.plan is None)
-        said = await self._said.get(key, lambda: self._told(glance))
+        said = await self._said.get(key, lambda: self._tell(glance))
         return f"{fact}; {said}"
 
-    async def _told(self, glance: JobGlance) -> str:
+    async def _tell(self, glance: JobGlance) -> str:
         assert self._compare is not None
         assert glance.executed_step is not None
         job, step = glance.job, glance.executed_step

@@ -82,7 +82,7 @@ def pack_step(
         Unavailable: the planner took too long.
         RelibraError: the planner refused; see `RolloutReporter.flush` and `PlannerClient.pack`.
     """
-    counted_S = _counted(packable.routed_S, layers)
+    counted_S = _count(packable.routed_S, layers)
     deadline_s = time.monotonic() + timeout_s
     sequence_ids = [f"{name}/sequence-{index}" for index in range(len(counted_S))]
     for sequence_id, (counts_LE, num_rows) in zip(sequence_ids, counted_S, strict=True):
@@ -183,7 +183,7 @@ def untrainable(dealt: Dealt, packable: PackableStep) -> str:
     return ""
 
 
-def _counted(routed_S: Sequence[Any], layers: ModelLayers) -> list[tuple[NDArray[np.unsignedinteger], int]]:
+def _count(routed_S: Sequence[Any], layers: ModelLayers) -> list[tuple[NDArray[np.unsignedinteger], int]]:
     """Return the counts `[L, E]` and the rows of every sequence; of many rows only every n-th counts, n times."""
     every = sampling_interval([len(rows) for rows in routed_S], layers)
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.store.seal import seal, unsealed
+from relibra.store.seal import seal, view_unsealed
 
 _LEVEL = 1
 
@@ -52,7 +52,7 @@ class PackedArray:
         Raises:
             Corrupt: they have changed; the text names the array as `what`.
         """
-        data = unsealed(sealed, what)
+        data = view_unsealed(sealed, what)
         kind, itemsize, ndim = struct.unpack_from("<cBB", data)
         shape = struct.unpack_from(f"<{ndim}I", data, 3)
         return cls(dtype=np.dtype(f"<{kind.decode()}{itemsize}"), shape=shape, deflated=bytes(data[3 + 4 * ndim :]))

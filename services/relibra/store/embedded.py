@@ -16,7 +16,7 @@ from redis.exceptions import BusyLoadingError, RedisError
 from redis.retry import Retry
 
 from relibra.errors import Conflict, InvalidInput, Unavailable, Unsupported
-from relibra.tied_process import tied
+from relibra.tied_process import tie
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class EmbeddedRedis:
                 # The server inherits the lock, so it holds the lock exactly as long as it lives, even without us.
                 command = [binary, *self._options()]
                 self._process = subprocess.Popen(
-                    tied(command) if self._ends_with_caller else command,
+                    tie(command) if self._ends_with_caller else command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

@@ -94,14 +94,14 @@ class Rollbacks(Jobs, Plans, Reports):
         for step in sorted(own, reverse=True):
             is_applied = await self.is_applied(keys, step)
             if is_applied:
-                return _sound(plans[step][1], plan_of(keys.job_id, step))
+                return _check(plans[step][1], plan_of(keys.job_id, step))
             has_reports = has_reports or is_applied is not None
         if own and not has_reports:
-            return _sound(plans[own[-1]][1], plan_of(keys.job_id, own[-1]))
+            return _check(plans[own[-1]][1], plan_of(keys.job_id, own[-1]))
         return await self._redis.get(keys.of("placement")) or b""
 
 
-def _sound(placement: bytes | None, what: str) -> bytes:
+def _check(placement: bytes | None, what: str) -> bytes:
     """Return a packed placement, or nothing if it is not the one that was stored.
 
     Going back is how a job gets away from a damaged plan, so the damage must not come along. Ranks move their experts

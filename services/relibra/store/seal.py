@@ -27,10 +27,10 @@ def unseal(sealed: bytes, what: str) -> bytes:
     Raises:
         Corrupt: checksum and payload do not fit each other.
     """
-    return bytes(unsealed(sealed, what))
+    return bytes(view_unsealed(sealed, what))
 
 
-def unsealed(sealed: bytes, what: str) -> memoryview:
+def view_unsealed(sealed: bytes, what: str) -> memoryview:
     """Return what `unseal` returns, without copying it: plans take hundreds of megabytes."""
     data = memoryview(sealed)[_SIZE_BYTES:]
     expected, got = int.from_bytes(sealed[:_SIZE_BYTES], "little"), zlib.crc32(data)

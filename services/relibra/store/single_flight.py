@@ -65,7 +65,7 @@ class SingleFlight(Generic[V]):
         if flight is None or not self._is_fresh(flight):
             if flight is not None:
                 self._forget(key)
-            flight = _Flight(time.monotonic(), asyncio.ensure_future(_awaited(make)))
+            flight = _Flight(time.monotonic(), asyncio.ensure_future(_await(make)))
             flight.task.add_done_callback(lambda _: self._end(key, flight))
             self._flights[key] = flight
             self._taken += flight.size
@@ -98,5 +98,5 @@ class SingleFlight(Generic[V]):
         self._taken -= self._flights.pop(key).size
 
 
-async def _awaited(make: Callable[[], Awaitable[V]]) -> V:
+async def _await(make: Callable[[], Awaitable[V]]) -> V:
     return await make()

@@ -26,7 +26,7 @@ def cells_of(placement: Placement, cluster: Cluster, ep_group: int, ep_rank: int
 def test_S5_slot_tables_say_what_the_plan_says(data: st.DataObject, seed: int, num_micro_batches: int) -> None:
     model, cluster = data.draw(shapes())
     plan = random_plan(seed, 0, model, cluster, num_micro_batches)
-    placement = Placement.identity(model, cluster).rehomed(plan.home_rank_LE)
+    placement = Placement.identity(model, cluster).with_homes(plan.home_rank_LE)
     share = cluster.experts_per_rank(model)
     for ep_group in range(cluster.num_ep_groups):
         cells = cells_of(placement, cluster, ep_group, 0, plan)
@@ -59,7 +59,7 @@ def test_S5_slot_tables_say_what_the_plan_says(data: st.DataObject, seed: int, n
 def test_S5_all_ranks_of_a_node_mean_the_same_copies(data: st.DataObject, seed: int) -> None:
     model, cluster = data.draw(shapes())
     plan = random_plan(seed, 0, model, cluster, 2)
-    placement = Placement.identity(model, cluster).rehomed(plan.home_rank_LE)
+    placement = Placement.identity(model, cluster).with_homes(plan.home_rank_LE)
     share, size = cluster.experts_per_rank(model), cluster.gpus_per_node
     by_rank = [cells_of(placement, cluster, 0, rank, plan) for rank in range(cluster.num_ranks)]
     travelled = 0
@@ -91,7 +91,7 @@ def test_without_a_plan_or_a_micro_batch_there_are_no_replicas() -> None:
         for micro_batch in (None, 2):
             assert cells.table(micro_batch, 0) is None
             assert micro_batch is None or not cells.copies(micro_batch, 0)
-    moved = placement.rehomed(np.array([[1, 0, 0, 1]], dtype=np.int32))
+    moved = placement.with_homes(np.array([[1, 0, 0, 1]], dtype=np.int32))
     table = cells_of(moved, cluster, 0, 0, None).table(None, 0)
     assert table is not None
     assert table.slot_expert_P.tolist() == [2, 1, 0, 3]
@@ -108,8 +108,8 @@ def test_without_a_plan_or_a_micro_batch_there_are_no_replicas() -> None:
     later = planned(placement, cluster)
     assert later.copies(3, 0) == later.copies(1, 0), "more micro-batches than planned use the plan in turn"
     assert later.table(3, 0).slot_expert_P.tolist() == [0, 1, EMPTY, 2, 3, 1]
-    assert planned(placement, cluster).replicated(1, [0]) == [0]
-    assert planned(placement, cluster).replicated(0, [0]) == []
+    assert planned(placement, cluster).layers_with_replicas(1, [0]) == [0]
+    assert planned(placement, cluster).layers_with_replicas(0, [0]) == []
 
 
 def test_S5_a_cell_knows_of_replicas_in_other_groups_and_nodes() -> None:

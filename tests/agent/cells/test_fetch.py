@@ -68,7 +68,7 @@ def test_S5_slots_hold_the_weights_that_are_wanted_whatever_was_guessed(cluster:
     group, rank, rng, num_micro_batches = group_of(4), dist.get_rank(), np.random.default_rng(11), 4
     model = Model(num_layers=5, num_experts=12, top_k=1)
     plan = random_plan(3, 0, model, cluster, num_micro_batches)
-    placement = Placement.identity(model, cluster).rehomed(plan.home_rank_LE)
+    placement = Placement.identity(model, cluster).with_homes(plan.home_rank_LE)
     cells = StepCells(placement, cluster, ep_group=0, ep_rank=rank, plan=plan, device=torch.device("cpu"))
     experts = {layer: sequential_experts(3) for layer in range(model.num_layers)}
 
@@ -86,7 +86,7 @@ def test_S5_slots_hold_the_weights_that_are_wanted_whatever_was_guessed(cluster:
     write(version)
     for turn in range(300):
         micro_batch = int(rng.integers(num_micro_batches))
-        layers = cells.replicated(micro_batch, range(model.num_layers))
+        layers = cells.layers_with_replicas(micro_batch, range(model.num_layers))
         use = Use(cells, micro_batch, int(rng.choice(layers)), in_backward=bool(rng.integers(2)))
         if guess is not None and rng.random() < 0.5:
             use = guess
@@ -97,7 +97,7 @@ def test_S5_slots_hold_the_weights_that_are_wanted_whatever_was_guessed(cluster:
             write(version)
             dist.barrier(group)
             use = Use(cells, micro_batch, layers[0], in_backward=False)
-        layers = cells.replicated(use.micro_batch, range(model.num_layers))
+        layers = cells.layers_with_replicas(use.micro_batch, range(model.num_layers))
         side = layers.index(use.layer) % NUM_SIDES
         moments = [Moment.RECOMPUTATION, Moment.BACKWARD] if use.in_backward else [Moment.FORWARD, Moment.INFERENCE]
         if rng.random() < 0.5:

@@ -5,7 +5,7 @@ from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.micro_batch import MicroBatch, RealisedLoad, current, running
 from relibra.agent.placement import Placement
 from relibra.planning import Cluster, Model, PlanId, StepPlan
-from relibra.planning.execution import sampled
+from relibra.planning.execution import sample_micro_batches
 
 MODEL = Model(num_layers=2, num_experts=4, top_k=1)
 CLUSTER = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1)
@@ -22,7 +22,7 @@ PLAN = StepPlan(
 
 def cells_of(plan: StepPlan | None, ep_rank: int = 0) -> StepCells:
     placement = Placement.identity(MODEL, CLUSTER)
-    placement = placement if plan is None else placement.rehomed(plan.home_rank_LE)
+    placement = placement if plan is None else placement.with_homes(plan.home_rank_LE)
     return StepCells(placement, CLUSTER, ep_group=0, ep_rank=ep_rank, plan=plan, device=torch.device("cpu"))
 
 
@@ -56,7 +56,7 @@ def test_more_micro_batches_than_planned_still_count_and_a_few_of_them_are_told_
     for micro_batch in range(9):
         realised.record(micro_batch, 0, torch.tensor([micro_batch, 0]), cells_of(None))
     assert realised.load_ML[:, 0].tolist() == list(range(9))
-    assert sampled(9).tolist() == [0, 2, 5, 8]
+    assert sample_micro_batches(9).tolist() == [0, 2, 5, 8]
     assert realised.expert_load_NLE[:, 0, 0].tolist() == [0, 2, 5, 8]
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from relibra.agent.cells.replay import LayerRouting, MicroBatchReplay, check_routing, replayed
+from relibra.agent.cells.replay import LayerRouting, MicroBatchReplay, check_routing, experts_to_replay
 from relibra.errors import InvalidInput
 from relibra.planning import Model
 
@@ -122,7 +122,7 @@ def test_a_replay_tells_ahead_what_it_has_for_the_next_forward(action: str, told
     replay = SimpleNamespace(
         router_replay_action=SimpleNamespace(value=action), target_topk_idx=torch.tensor([[1, 2], [3, 4]])
     )
-    experts_TK = replayed(replay)
+    experts_TK = experts_to_replay(replay)
     assert (None if experts_TK is None else experts_TK.tolist()) == told
 
 
@@ -133,12 +133,12 @@ def test_rows_outside_of_the_mask_are_left_to_the_router() -> None:
         target_topk_idx=target_TK,
         target_replay_mask=torch.tensor([1, 0]),
     )
-    experts_TK = replayed(replay)
+    experts_TK = experts_to_replay(replay)
     assert experts_TK is not None
     assert experts_TK.tolist() == [[1, 2], [-1, -1]]
     assert target_TK.tolist() == [[1, 2], [3, 4]], "the replay itself keeps what it has"
 
 
 def test_a_router_without_a_replay_tells_nothing() -> None:
-    assert replayed(None) is None
-    assert replayed(SimpleNamespace(router_replay_action=None)) is None
+    assert experts_to_replay(None) is None
+    assert experts_to_replay(SimpleNamespace(router_replay_action=None)) is None

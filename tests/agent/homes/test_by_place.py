@@ -40,7 +40,7 @@ def test_S9_names_without_a_meaning_are_allowed_and_state_dicts_are_not() -> Non
     places = PlaceNames(homes, mock.Mock(), mock.Mock())
     with pytest.raises(Unsupported, match=r"not at their original places\. If the names do not leave .*ignoring_names"):
         places.check_names("named_parameters()")
-    with places.ignored():
+    with places.ignore():
         places.check_names("named_parameters()")
         with pytest.raises(Unsupported, match=r"not at their original places\. Run an export"):
             places.check_reading("state_dict()")

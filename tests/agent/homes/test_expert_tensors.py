@@ -88,8 +88,8 @@ def test_S5_every_rank_gets_the_weights_and_the_state_it_owns(data: st.DataObjec
     """Shards begin and end anywhere, so a rank may own nothing of an expert."""
     model, cluster = data.draw(shapes())
     rng = np.random.default_rng(seed)
-    start = Placement.identity(model, cluster).rehomed(random_homes(rng, model, cluster))
-    target = start.rehomed(random_homes(rng, model, cluster))
+    start = Placement.identity(model, cluster).with_homes(random_homes(rng, model, cluster))
+    target = start.with_homes(random_homes(rng, model, cluster))
     seats = [Seat(r, g) for g in range(cluster.num_ep_groups) for r in range(cluster.num_ranks)]
     share = cluster.experts_per_rank(model)
 
@@ -152,7 +152,7 @@ def test_small_shapes_are_exercised() -> None:
     ranks = [Rank(seat, identity, model, cut[seat.ep_rank]) for seat in seats]
     ranges = [owned_ranges(rank.experts, rank.state) for rank in ranks]
     pieces = ExpertTensors(ranks[1].experts, ranks[1].state, ranges, seats)
-    moves = identity.moves_to(identity.rehomed(home_LE))
+    moves = identity.moves_to(identity.with_homes(home_LE))
     # Rank 1 owns elements 0 to 5 of its experts. The receiving ranks own 0 to 2 and 3 to 6, so it sends to both.
     assert [len(pieces.outgoing(moves, 1, receiver)) for receiver in range(4)] == [1, 0, 1, 0]
     assert [len(t) for t in pieces.tensors(pieces.outgoing(moves, 1, 2)[0], 1, 2, at_source=True)] == [3, 3]

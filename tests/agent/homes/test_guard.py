@@ -120,7 +120,7 @@ def test_S9_restored_weights_are_known_but_not_trained_on() -> None:
 
 def test_a_step_that_moves_nothing_is_not_read_twice() -> None:
     guard, experts = guarded()
-    with mock.patch.object(guard, "_taken", wraps=guard._taken) as taken:
+    with mock.patch.object(guard, "_get_checksums", wraps=guard._get_checksums) as taken:
         guard.check_trained()
         guard.note_begun(has_moved=False)
         assert taken.call_count == 1

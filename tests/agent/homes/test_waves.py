@@ -37,8 +37,8 @@ def test_S5_the_waves_of_all_stages_together_give_the_target(
     """Every wave fills all slots that it empties, its inverse restores everything, and no rank exceeds its limit."""
     model, cluster = data.draw(shapes())
     rng = np.random.default_rng(seed)
-    start = Placement.identity(model, cluster).rehomed(random_homes(rng, model, cluster))
-    target = start.rehomed(random_homes(rng, model, cluster))
+    start = Placement.identity(model, cluster).with_homes(random_homes(rng, model, cluster))
+    target = start.with_homes(random_homes(rng, model, cluster))
     stage_layers = [range(stage, model.num_layers, num_stages) for stage in range(num_stages)]
     moves = start.moves_to(target)
     waves_of_stage = [waves_of(moves, stage_layers, stage, limit) for stage in range(num_stages)]
@@ -70,7 +70,7 @@ def waves_anywhere(seed: int, limit: int) -> tuple[list[Wave], int]:
     model = Model(num_layers=1, num_experts=128, top_k=1)
     cluster = Cluster(num_nodes=2, gpus_per_node=4, redundant_slots=0)
     start = Placement.identity(model, cluster)
-    target = start.rehomed(np.random.default_rng(seed).permutation(start.home_rank_LE[0])[None])
+    target = start.with_homes(np.random.default_rng(seed).permutation(start.home_rank_LE[0])[None])
     moves = start.moves_to(target)
     return waves_of(moves, [[0]], 0, limit), len(moves)
 

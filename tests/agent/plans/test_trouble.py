@@ -9,11 +9,11 @@ def test_S9_a_cause_is_logged_once_and_its_end_once(caplog: pytest.LogCaptureFix
     trouble = Trouble("works again after %d failures")
     trouble.over()
     for step in range(3):
-        trouble.met("Conflict", "step %d was refused", step)
-    trouble.met("Unavailable", "no answer")
+        trouble.note("Conflict", "step %d was refused", step)
+    trouble.note("Unavailable", "no answer")
     trouble.over()
     trouble.over()
-    trouble.met("Conflict", "step %d was refused", 9)
+    trouble.note("Conflict", "step %d was refused", 9)
     assert [each.getMessage() for each in caplog.records] == [
         "step 0 was refused (logged once until it is over)",
         "no answer (logged once until it is over)",

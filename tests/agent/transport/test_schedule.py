@@ -97,7 +97,7 @@ def test_in_rounds_all_ranks_exchange_with_each_other_once_and_none_is_met_by_tw
 def test_S1_all_ranks_of_a_node_find_the_same_schedule(data: st.DataObject, seed: int) -> None:
     model, cluster = data.draw(shapes())
     plan = random_plan(seed, 0, model, cluster, 2)
-    placement = Placement.identity(model, cluster).rehomed(plan.home_rank_LE)
+    placement = Placement.identity(model, cluster).with_homes(plan.home_rank_LE)
     for layer in range(model.num_layers):
         found = set()
         for rank in range(cluster.gpus_per_node):

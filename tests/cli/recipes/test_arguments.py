@@ -1,5 +1,5 @@
-from relibra.cli.recipes.arguments import merged, nested, parsed, read_options, read_overrides
-from relibra.cli.recipes.unknown import unknown
+from relibra.cli.recipes.arguments import merge, nest, parse, read_options, read_overrides
+from relibra.cli.recipes.unknown import mark_unknown
 
 
 def test_options_are_read_as_argparse_does():
@@ -16,7 +16,7 @@ def test_options_are_read_as_argparse_does():
 
 
 def test_a_word_that_may_stand_for_further_options_is_no_value_of_a_flag():
-    more = unknown("EXTRA_ARGS")
+    more = mark_unknown("EXTRA_ARGS")
     assert read_options(["--offload", more, "--a", "1", more, "--b", more], {"offload"}) == {
         "offload": True,
         "a": "1",
@@ -46,12 +46,12 @@ def test_overrides_are_read_as_hydra_does():
         "url": "http://x",
         "a.g": "none",
     }
-    assert nested({"a": "x", "a.b": 1, "c.d": 2}) == {"a": {"b": 1}, "c": {"d": 2}}
-    assert merged({"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"b": 3}, "d": [2]}) == {"a": {"b": 3, "c": 2}, "d": [2]}
+    assert nest({"a": "x", "a.b": 1, "c.d": 2}) == {"a": {"b": 1}, "c": {"d": 2}}
+    assert merge({"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"b": 3}, "d": [2]}) == {"a": {"b": 3, "c": 2}, "d": [2]}
 
 
 def test_values_are_those_of_yaml():
-    assert [parsed(each) for each in ("1", "true", "null", "1e-6", "a: [", "e4m3")] == [
+    assert [parse(each) for each in ("1", "true", "null", "1e-6", "a: [", "e4m3")] == [
         1,
         True,
         None,

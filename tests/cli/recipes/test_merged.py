@@ -1,4 +1,4 @@
-from relibra.cli.recipes.merged import read_yaml, resolved
+from relibra.cli.recipes.merged import read_yaml, resolve
 
 
 def test_defaults_are_merged_below_the_file_and_among_themselves(tmp_path):
@@ -28,4 +28,4 @@ def test_a_default_that_is_shipped_stands_in_for_one_that_is_not_there(tmp_path)
 def test_references_are_resolved_and_other_resolvers_stay():
     config = {"a": {"b": 4}, "c": "${a.b}", "d": "x-${a.b}", "e": "${oc.env:HOME}", "f": "${f}", "g": "${none.at.all}"}
     expected = {"a": {"b": 4}, "c": 4, "d": "x-4", "e": "${oc.env:HOME}", "f": "${f}", "g": "${none.at.all}"}
-    assert resolved(config) == expected
+    assert resolve(config) == expected

@@ -10,7 +10,7 @@ import pytest
 from harness.services import eventually
 from relibra.cli.recipes.bounded import call_bounded
 from relibra.cli.recipes.shell import run_script
-from relibra.cli.recipes.unknown import is_known, shown
+from relibra.cli.recipes.unknown import is_known, show_unknown
 from relibra.errors import InvalidInput
 
 SNIPPETS = {
@@ -180,13 +180,13 @@ def _read(path: Path) -> bytes:
     ],
 )
 def test_a_training_is_reported_however_it_is_started(text, words, tmp_path):
-    commands = [" ".join(map(shown, command)) for command in run(tmp_path / "a.sh", text, V="/opt/v")]
+    commands = [" ".join(map(show_unknown, command)) for command in run(tmp_path / "a.sh", text, V="/opt/v")]
     assert words in commands
 
 
 def test_what_only_the_machine_can_tell_is_marked(tmp_path):
     command = run(tmp_path / "a.sh", 'train --a "$OUTSIDE/x" --b $(nproc) --c ${GIVEN} --d ${NONE:-4}', GIVEN="7")[-1]
-    assert [shown(word) for word in command] == [
+    assert [show_unknown(word) for word in command] == [
         "train", "--a", "$OUTSIDE/x", "--b", "$(nproc)", "--c", "7", "--d", "4",
     ]  # fmt: skip
     assert [is_known(word) for word in command] == [True, True, False, True, False, True, True, True, True]

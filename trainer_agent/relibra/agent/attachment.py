@@ -19,7 +19,7 @@ from relibra.agent.cells.visit import ReplicaContext
 from relibra.agent.config import AgentConfig
 from relibra.agent.connection import connect
 from relibra.agent.expert_sizes import ExpertSizes
-from relibra.agent.experts import Experts, experts_of, trained
+from relibra.agent.experts import Experts, experts_of, require_gradients
 from relibra.agent.groups import Groups, Member, Topology
 from relibra.agent.homes.by_place import PlaceNames
 from relibra.agent.homes.guard import WeightGuard
@@ -117,7 +117,7 @@ def attach(
             buffer_bytes=config.reorder_buffer_bytes,
         )
         timed, host_copy = connect(config, groups, experts, device)
-        is_trained = any(trained(each.parameters[0]) for each in held)
+        is_trained = any(require_gradients(each.parameters[0]) for each in held)
         is_fused = is_trained and any(layer.config.gradient_accumulation_fusion for layer, _ in found)
         gathered = {index: megatron.gathering(chunk, layer.experts) for index, (layer, chunk) in by_index.items()}
         source = plans or Session(config, token)

@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from relibra.agent import quantized
 from relibra.agent.adapters import product
-from relibra.agent.refusals import unsupported
+from relibra.agent.refusals import refuse
 
 ExpertsForward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """(tokens sorted by expert, tokens per expert, probabilities) -> (outputs, bias)."""
@@ -109,7 +109,7 @@ class GroupedExperts:
         self._counting: list[Any] = [each for each in module.modules() if hasattr(each, "num_gemms")]
         self.num_home_slots = int(module.num_local_experts)
         if any(f"weight{slot}" not in linear._parameters for _, linear in self._linears for slot in self._slots):
-            raise unsupported(
+            raise refuse(
                 "grouped experts without a parameter weight{i} for every expert", "moe_single_grouped_weight=False"
             )
         self.parameters = [[linear.get_parameter(f"{kind}{slot}") for _, linear, kind in kinds] for slot in self._slots]
@@ -126,7 +126,7 @@ class GroupedExperts:
     def run(self, forward: ExpertsForward, dispatched: Dispatched, replicas: Sequence[Sequence[Tensor]]) -> Tensor:
         """See `Experts`."""
         tokens, tokens_per_slot, probs = dispatched
-        with self._extended(replicas):
+        with self._extend(replicas):
             return forward(tokens, tokens_per_slot[: self.num_home_slots + len(replicas)], probs)[0]
 
     def forget_quantized(self) -> None:
@@ -135,7 +135,7 @@ class GroupedExperts:
             quantized.forget(linear)
 
     @contextmanager
-    def _extended(self, replicas: Sequence[Sequence[Tensor]]) -> Iterator[None]:
+    def _extend(self, replicas: Sequence[Sequence[Tensor]]) -> Iterator[None]:
         first = self.num_home_slots
         homes = frozenset(f"weight{slot}" for slot in self._slots)
         added: list[tuple[Any, str]] = []
@@ -166,7 +166,7 @@ class GroupedExperts:
                 del vars(linear)[name]
 
 
-def trained(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+def require_gradients(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
     """Return the parameters that require gradients."""
     return [parameter for parameter in parameters if parameter.requires_grad]
 

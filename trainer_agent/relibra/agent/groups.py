@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from relibra.agent.config import AgentConfig
-from relibra.agent.refusals import unsupported
+from relibra.agent.refusals import refuse
 from relibra.errors import InvalidInput, RelibraError
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Topology:
         stages: dict[tuple[int, ...], None] = {}
         for member in members:
             if list(member.ep_ranks) != sorted(member.ep_ranks):
-                raise unsupported(
+                raise refuse(
                     f"an EP group whose ranks are ordered {member.ep_ranks}", "megatron's own groups, which ascend"
                 )
             of_stage = {r for peer in member.edp_ranks for r in members[peer].ep_ranks}
@@ -83,7 +83,7 @@ class Topology:
         held = [{members[rank].layer_numbers for rank in ranks} for ranks in stages]
         parts = [{members[rank].etp_rank for rank in ranks} for ranks in stages]
         if any(len(of_stage) > 1 for of_stage in parts):
-            raise unsupported(
+            raise refuse(
                 f"EP groups whose ranks hold the parts {parts} of experts that are cut",
                 "megatron's own groups, in which one EP group has one part",
             )
@@ -96,7 +96,7 @@ class Topology:
             or len(set(numbers)) != len(numbers)
             or any(sorted(other) != sorted(numbers) for other in numbers_of.values())
         ):
-            raise unsupported(
+            raise refuse(
                 f"MoE layers that are numbered {held} by the pipeline stages",
                 "layers whose layer_number is unique over the model and equal on all ranks of a stage",
             )
@@ -172,10 +172,10 @@ class Groups:
             RelibraError: the ranks could not connect over gloo.
         """
         cluster, timeout = config.cluster, timedelta(seconds=config.collective_timeout_s)
-        return cls._created(topology, cluster.num_ranks, cluster.gpus_per_node, timeout)
+        return cls._create(topology, cluster.num_ranks, cluster.gpus_per_node, timeout)
 
     @classmethod
-    def _created(cls, topology: Topology, num_ranks: int, node_size: int, timeout: timedelta) -> "Groups":
+    def _create(cls, topology: Topology, num_ranks: int, node_size: int, timeout: timedelta) -> "Groups":
         mine = dist.get_rank()
 
         def own(member_lists: Sequence[Sequence[int]]) -> dist.ProcessGroup:
@@ -248,7 +248,7 @@ class Groups:
             return
         log.info("the process groups were destroyed since the last step: creating the agent's groups again")
         self.close()
-        again = Groups._created(self.topology, self.num_ranks, self.node_size, self.timeout)
+        again = Groups._create(self.topology, self.num_ranks, self.node_size, self.timeout)
         self.everyone, self.stage, self.ep, self.node = again.everyone, again.stage, again.ep, again.node
         self._tell_listeners()
 

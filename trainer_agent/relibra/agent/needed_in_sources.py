@@ -39,7 +39,7 @@ class _Sources:
         if attribute:
             classes = list(self._with_bases(*found))
             if need.use is Use.HELD:
-                is_set = any(attribute in _assigned(each) for _, each in classes)
+                is_set = any(attribute in _find_assigned(each) for _, each in classes)
                 return None if is_set else ""
             methods = (_member(each, attribute) for _, each in classes)
             definition: ast.stmt | None = next((each for each in methods if each is not None), None)
@@ -59,7 +59,7 @@ class _Sources:
         file = self._file(module)
         if file is None:
             return None
-        for statement in _statements(_parsed(file)):
+        for statement in _statements(_parse(file)):
             if isinstance(statement, ast.FunctionDef | ast.ClassDef) and statement.name == name:
                 return file, statement
             if isinstance(statement, ast.ImportFrom):
@@ -90,7 +90,7 @@ class _Sources:
 
 
 @cache
-def _parsed(file: Path) -> ast.Module:
+def _parse(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
@@ -120,7 +120,7 @@ def _member(definition: ast.ClassDef, name: str) -> ast.FunctionDef | None:
 
 
 @cache
-def _assigned(definition: ast.ClassDef) -> frozenset[str]:
+def _find_assigned(definition: ast.ClassDef) -> frozenset[str]:
     """Return the names that a class defines, or that its methods assign to `self`."""
     names: set[str] = set()
     for each in definition.body:

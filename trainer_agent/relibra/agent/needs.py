@@ -49,7 +49,7 @@ _SAVING = "megatron.core.dist_checkpointing.strategies."
 _OPTIMIZER, _SHARDED = "megatron.core.optimizer.optimizer", "megatron.core.optimizer.distrib_optimizer"
 
 
-def _held(module: str, owner: str, names: str, why: str) -> list[Need]:
+def _needs_of(module: str, owner: str, names: str, why: str) -> list[Need]:
     return [Need(module, f"{owner}.{name}", why, Use.HELD) for name in names.split()]
 
 
@@ -65,9 +65,9 @@ NEEDS = (
         Use.REPLACED,
         ("hidden_states", "probs", "routing_map"),
     ),
-    *_held(_LAYER, "MoELayer", "config layer_number", "describes the layer"),
-    *_held(_LAYER, "MoELayer", "ep_group num_local_experts", "places experts on ranks"),
-    *_held(_LAYER, "MoELayer", "router experts token_dispatcher", "hooks into its parts"),
+    *_needs_of(_LAYER, "MoELayer", "config layer_number", "describes the layer"),
+    *_needs_of(_LAYER, "MoELayer", "ep_group num_local_experts", "places experts on ranks"),
+    *_needs_of(_LAYER, "MoELayer", "router experts token_dispatcher", "hooks into its parts"),
     Need(f"{_MOE}.router", "TopKRouter", "finds the router inside adapters"),
     Need(
         "megatron.core.transformer.multi_token_prediction",
@@ -88,9 +88,9 @@ NEEDS = (
         Use.CALLED,
         ("shared_experts",),
     ),
-    *_held(_DISPATCHER, "MoEAlltoAllTokenDispatcher", "ep_group tp_group tp_ep_group tp_size", "shares its groups"),
-    *_held(_DISPATCHER, "MoEAlltoAllTokenDispatcher", "tp_rank", "finds the part of the experts that a rank holds"),
-    *_held(_DISPATCHER, "MoEAlltoAllTokenDispatcher", "shared_experts", "shares its shared experts"),
+    *_needs_of(_DISPATCHER, "MoEAlltoAllTokenDispatcher", "ep_group tp_group tp_ep_group tp_size", "shares its groups"),
+    *_needs_of(_DISPATCHER, "MoEAlltoAllTokenDispatcher", "tp_rank", "finds the part of the experts that a rank holds"),
+    *_needs_of(_DISPATCHER, "MoEAlltoAllTokenDispatcher", "shared_experts", "shares its shared experts"),
     Need(_EXPERTS, "SequentialMLP.forward", "runs experts with replicas", Use.REPLACED, _TOKENS),
     Need(
         _EXPERTS,
@@ -102,8 +102,8 @@ NEEDS = (
     ),
     Need(_EXPERTS, "SequentialMLP.sharded_state_dict", "writes checkpoints in logical order", Use.REPLACED, _SHARDS),
     Need(_EXPERTS, "TEGroupedMLP.sharded_state_dict", "writes checkpoints in logical order", Use.REPLACED, _SHARDS),
-    *_held(_EXPERTS, "SequentialMLP", "local_experts num_local_experts ep_group dp_group", "moves experts"),
-    *_held(_EXPERTS, "TEGroupedMLP", "linear_fc1 linear_fc2 num_local_experts ep_group", "moves experts"),
+    *_needs_of(_EXPERTS, "SequentialMLP", "local_experts num_local_experts ep_group dp_group", "moves experts"),
+    *_needs_of(_EXPERTS, "TEGroupedMLP", "linear_fc1 linear_fc2 num_local_experts ep_group", "moves experts"),
     Need(
         "megatron.core.tensor_parallel",
         "checkpoint",
@@ -124,7 +124,7 @@ NEEDS = (
         ("obj",),
     ),
     Need(_SAVING + "torch", "TorchDistSaveShardedStrategy.async_save", "plans every save of a checkpoint anew"),
-    *_held(
+    *_needs_of(
         _SAVING + "torch",
         "TorchDistSaveShardedStrategy",
         "use_cached_ckpt_structure cached_central_plan cached_local_plan validated_cache_reuse",
@@ -135,7 +135,7 @@ NEEDS = (
         "FullyParallelSaveStrategyWrapper.apply_saving_parallelization",
         "plans every save of a checkpoint anew",
     ),
-    *_held(
+    *_needs_of(
         _SAVING + "fully_parallel",
         "FullyParallelSaveStrategyWrapper",
         "cached_distribution",
@@ -177,11 +177,13 @@ NEEDS = (
         "waits for gathered parameters before weights are sent",
         Use.CALLED,
     ),
-    *_held(_DDP, "DistributedDataParallel", "module ddp_config remove_forward_pre_hook_handles", "looks inside DDP"),
-    *_held(_OPTIMIZER, "ChainedOptimizer", "chained_optimizers", "finds optimizer state"),
-    *_held(_OPTIMIZER, "FP32Optimizer", "optimizer config", "finds optimizer state"),
-    *_held(_OPTIMIZER, "Float16OptimizerWithFloat16Params", "optimizer config", "finds optimizer state"),
-    *_held(
+    *_needs_of(
+        _DDP, "DistributedDataParallel", "module ddp_config remove_forward_pre_hook_handles", "looks inside DDP"
+    ),
+    *_needs_of(_OPTIMIZER, "ChainedOptimizer", "chained_optimizers", "finds optimizer state"),
+    *_needs_of(_OPTIMIZER, "FP32Optimizer", "optimizer config", "finds optimizer state"),
+    *_needs_of(_OPTIMIZER, "Float16OptimizerWithFloat16Params", "optimizer config", "finds optimizer state"),
+    *_needs_of(
         _SHARDED,
         "DistributedOptimizer",
         "optimizer config ddp_config model_param_gbuf_map model_param_group_index_map",
@@ -208,7 +210,7 @@ NEEDS = (
         Use.REPLACED,
         ("model_param", "tensors"),
     ),
-    *_held(
+    *_needs_of(
         "megatron.core.optimizer.cpu_offloading.hybrid_optimizer",
         "HybridDeviceOptimizer",
         "param_to_inner_param",
@@ -216,13 +218,13 @@ NEEDS = (
     ),
     Need(_SHARDED, "DistributedOptimizer.save_parameter_state", "refuses checkpoints by place"),
     Need(_SHARDED, "DistributedOptimizer.load_parameter_state", "refuses checkpoints by place"),
-    *_held(
+    *_needs_of(
         "megatron.core.extensions.transformer_engine",
         "TEGroupedLinear",
         "_pg_collection",
         "finds the groups of experts",
     ),
-    *_held(
+    *_needs_of(
         _CONFIG,
         "TransformerConfig",
         "num_moe_experts moe_router_topk moe_token_dispatcher_type moe_router_fusion moe_enable_routing_replay "
@@ -239,7 +241,7 @@ _BUILT = ("num_local_experts", "local_expert_indices", "config", "pg_collection"
 
 def _dispatcher(owner: str, held: str) -> tuple[Need, ...]:
     constructor = Need(_DISPATCHER, f"{owner}.__init__", "builds a dispatcher over physical slots", Use.CALLED, _BUILT)
-    return (constructor, *_held(_DISPATCHER, owner, held, "shares its groups"))
+    return (constructor, *_needs_of(_DISPATCHER, owner, held, "shares its groups"))
 
 
 DISPATCHER_NEEDS = {
@@ -257,19 +259,19 @@ DISPATCHER_NEEDS = {
             Use.REPLACED,
             ("routing_map", "probs"),
         ),
-        *_held(
+        *_needs_of(
             _DISPATCHER,
             "_DeepepManager",
             "group num_experts router_topk token_indices token_probs",
             "tells DeepEP the copies of the routing map",
         ),
     ),
-    "_HybridEPManager": tuple(_held(_DISPATCHER, "_HybridEPManager", "group", "shares its group")),
+    "_HybridEPManager": tuple(_needs_of(_DISPATCHER, "_HybridEPManager", "group", "shares its group")),
 }
 """What only dispatchers other than 'alltoall' need, by class. Without it, all ranks refuse such a dispatcher."""
 
 REPLAY_NEEDS = (
-    *_held(f"{_MOE}.router", "TopKRouter", "router_replay", "gives routing to the router"),
+    *_needs_of(f"{_MOE}.router", "TopKRouter", "router_replay", "gives routing to the router"),
     Need(
         f"{_MOE}.router_replay",
         "RouterReplay.get_replay_topk",
@@ -281,12 +283,12 @@ REPLAY_NEEDS = (
 """What only routing given to the agent needs. Without it, plans run, and the framework or the router decides."""
 
 TRANSFORMER_ENGINE_NEEDS = tuple(
-    _held("transformer_engine.pytorch", "GroupedLinear", "num_gemms weight0", "adds replicas to a grouped product")
+    _needs_of("transformer_engine.pytorch", "GroupedLinear", "num_gemms weight0", "adds replicas to a grouped product")
 )
 """What grouped experts need of Transformer Engine, whose sources `relibra doctor` does not read."""
 
 QUANTIZED_NEEDS = tuple(
-    _held(
+    _needs_of(
         "transformer_engine.pytorch",
         "GroupedLinear",
         "quantizers fp8_initialized fp8_meta_tensors_initialized _fp8_workspaces _num_fp8_tensors_per_gemm",

@@ -168,7 +168,7 @@ class Phases:
             self.set_routing(index, routing)
         record = self.open
         experts = record.given_experts.get(index) if record is not None else None
-        return self._marked(
+        return self._mark(
             MicroBatch(
                 owner=self,
                 index=index,
@@ -181,7 +181,7 @@ class Phases:
         )
 
     @contextmanager
-    def _marked(self, micro_batch: MicroBatch) -> Iterator[None]:
+    def _mark(self, micro_batch: MicroBatch) -> Iterator[None]:
         self.mark()
         with running(micro_batch):
             yield

@@ -40,7 +40,7 @@ class Placement:
             home_slot_LE=np.tile(slot_E, (model.num_layers, 1)),
         )
 
-    def rehomed(self, home_rank_LE: NDArray[np.int32]) -> "Placement":
+    def with_homes(self, home_rank_LE: NDArray[np.int32]) -> "Placement":
         """Return the placement with new home ranks, which must have passed `check_placement`.
 
         An expert that stays on its rank keeps its slot. Arriving experts fill the slots that became free, in order of

@@ -24,7 +24,7 @@ def check_version(version: str) -> None:
     """
     numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
     if len(numbers) == 2 and tuple(numbers) < OLDEST_VERSION:
-        raise unsupported(f"megatron-core {version}, which lacks MoELayer.preprocess", "megatron-core 0.16 or newer")
+        raise refuse(f"megatron-core {version}, which lacks MoELayer.preprocess", "megatron-core 0.16 or newer")
 
 
 def check_config(config: Any, *, expert_tensor_parallel_size: int) -> None:
@@ -142,7 +142,7 @@ def sharding(what: str) -> Refusal:
     return Refusal(f"{what}, which shards weights of experts", "megatron's DistributedDataParallel")
 
 
-def unsupported(what: str, alternative: str) -> Unsupported:
+def refuse(what: str, alternative: str) -> Unsupported:
     """Return the error of a refusal."""
     return Refusal(what, alternative).error
 

@@ -94,7 +94,7 @@ class StepOpener:
         placement = self._homes.placement
         num_moved_experts = int((plan.home_rank_LE != placement.home_rank_LE).sum())
         began = time.monotonic()
-        sent_bytes, failure = self._move_to(placement.rehomed(plan.home_rank_LE))
+        sent_bytes, failure = self._move_to(placement.with_homes(plan.home_rank_LE))
         reorder_s = time.monotonic() - began
         if failure is not None:
             reason = f"the reorder was undone: {failure}"
@@ -139,7 +139,7 @@ class StepOpener:
         if causes == (Cause.UNSCHEDULED,):  # as on the first steps of a job that nobody schedules
             log.info("step %d keeps %s: %s", step, keeps, reason)
         else:
-            self._unplanned.met(
+            self._unplanned.note(
                 causes,
                 "no plan since step %d: it keeps %s: %s",
                 step,

@@ -108,7 +108,7 @@ class WeightAccess:
         snapshot = Snapshot(placement=self._homes.placement)
         self._places.forget_sharded_names()
         self._guard.check_known()
-        with self._places.allowed():
+        with self._places.allow():
             yield snapshot
         if self._homes.placement.moves_to(snapshot.placement):
             raise RelibraError(
@@ -135,7 +135,7 @@ class WeightAccess:
         self._places.forget_sharded_names()
         self._forget_replicas()
         try:
-            with self._places.allowed():
+            with self._places.allow():
                 yield
         except Exception as error:
             self._homes.bring_here(snapshot.placement, error)
@@ -151,7 +151,7 @@ class WeightAccess:
         offloaded by such names must be back before the next `begin_step`. As a decorator, it does this around every
         call: `offload = agent.ignoring_names()(offload)`.
         """
-        with self._places.ignored():
+        with self._places.ignore():
             yield
 
     def check_weights(self) -> None:
@@ -182,7 +182,7 @@ class WeightAccess:
             return
         self._check_weights(self._guard.check_known, "before experts go to their original places")
         self._forget_replicas()
-        with self._guard.set_aside(), self._homes.lent(self.original_order.placement):
+        with self._guard.set_aside(), self._homes.lend(self.original_order.placement):
             yield
 
     def follow(self, backuper: Any) -> None:

@@ -114,7 +114,7 @@ def moe_layers(model: torch.nn.Module) -> list[MoELayer]:
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """Record the routing of every forward pass in this context; `recorded` returns the last one."""
+    """Record the routing of every forward pass in this context; `read_recording` returns the last one."""
     RouterReplay.set_global_router_replay_action(RouterReplayAction.RECORD)
     try:
         yield
@@ -122,7 +122,7 @@ def recording() -> Iterator[None]:
         RouterReplay.clear_global_router_replay_action()
 
 
-def recorded(num_sequences: int) -> torch.Tensor:
+def read_recording(num_sequences: int) -> torch.Tensor:
     """Return the routing of the last recorded forward pass as `[B, S, L, K]`."""
     per_layer = torch.stack(RouterReplay.get_recorded_data())  # [L, S * B, K], tokens in [S, B] order
     num_layers, num_tokens, top_k = per_layer.shape

@@ -67,7 +67,7 @@ def generate(model: torch.nn.Module, seed: int, step: int) -> Batch:
             # The Gumbel noise does not depend on the logits, so a tiny change of weights only changes near ties.
             noise = -torch.log(-torch.log(torch.rand(logits.shape, generator=generator)))
             tokens = torch.cat([tokens, (logits + noise).argmax(dim=-1, keepdim=True)], dim=1)
-        routed = gpt.recorded(len(tokens))
+        routed = gpt.read_recording(len(tokens))
     sequences = tokens.numpy()
     rewards = np.array([reward(each[:-LENGTH], each[-LENGTH:]) for each in sequences])
     return Batch(

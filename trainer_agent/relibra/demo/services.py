@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from relibra.errors import RelibraError
-from relibra.tied_process import tied
+from relibra.tied_process import tie
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class OwnServices:
         command = [sys.executable, "-m", "relibra.cli", "up", "--port", "0", "--status-port", "0"]
         command += ["--data-dir", str(self._data_dir), "--ready-file", str(self._ready)]
         with self._log.open("w") as log:
-            self._process = subprocess.Popen(tied(command), stdout=log, stderr=subprocess.STDOUT)
+            self._process = subprocess.Popen(tie(command), stdout=log, stderr=subprocess.STDOUT)
         while not self._ready.exists():
             if self._process.poll() is not None:
                 self.__exit__()

@@ -54,12 +54,12 @@ class Worker:
                     try:
                         answers[pipes[each]] = each.recv()
                     except EOFError:
-                        raise workers[pipes[each]]._died() from None
+                        raise workers[pipes[each]]._error_of_death() from None
                 elif isinstance(each, int) and not workers[deaths[each]]._pipe.poll():
-                    raise workers[deaths[each]]._died()
+                    raise workers[deaths[each]]._error_of_death()
         return [answers[index] for index in range(len(workers))]
 
-    def _died(self) -> RelibraError:
+    def _error_of_death(self) -> RelibraError:
         self._process.join(timeout=5.0)
         return RelibraError(f"{self.name} died with exit status {self._process.exitcode}; see its output above")
 

@@ -144,7 +144,7 @@ class BalancedPasses:
 
             return run
 
-        with replaced(module, "get_forward_backward_func", get_forward_backward_func):
+        with replace_attribute(module, "get_forward_backward_func", get_forward_backward_func):
             yield
 
     @property
@@ -171,7 +171,7 @@ class BalancedPasses:
             return nullcontext(lambda weights, is_whole=True: iter(weights))
         return exporting(self.mover, self.layers)
 
-    def exported(self, weights: Iterable[tuple[str, Any]], *, is_whole: bool = True) -> Iterator[tuple[str, Any]]:
+    def export(self, weights: Iterable[tuple[str, Any]], *, is_whole: bool = True) -> Iterator[tuple[str, Any]]:
         """Yield an export with each expert under its own name. The first read is collective over all ranks."""
         if self.mover is None:
             return iter(weights)
@@ -189,7 +189,7 @@ class BalancedPasses:
 
 
 @contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Replace an attribute in the body."""
     before = getattr(owner, name)
     setattr(owner, name, value)

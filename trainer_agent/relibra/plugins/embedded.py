@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from relibra.errors import InvalidInput, RelibraError, Unavailable
 from relibra.plugins.settings import EMBEDDED, PluginSettings
-from relibra.tied_process import tied
+from relibra.tied_process import tie
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ class _Services:
         try:
             with self._log_path.open("wb") as output:
                 self._process = subprocess.Popen(
-                    tied(self._command),
+                    tie(self._command),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,

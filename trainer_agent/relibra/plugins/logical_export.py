@@ -102,10 +102,10 @@ def logical(
         raise InvalidInput.of(
             "expert_of_place_LE", expected=f"a permutation for each MoE layer, {expected}", got=table_LE.shape
         )
-    return _renamed(weights, table_LE, layers, is_whole)
+    return _rename(weights, table_LE, layers, is_whole)
 
 
-def _renamed(
+def _rename(
     weights: Iterable[tuple[str, Any]], table_LE: NDArray[np.integer], layers: ModelLayers, is_whole: bool
 ) -> Iterator[tuple[str, Any]]:
     index_of_layer = {layer: index for index, layer in enumerate(np.flatnonzero(layers.is_moe).tolist())}
@@ -120,16 +120,16 @@ def _renamed(
             continue
         match = _EXPERTS.fullmatch(name)
         if match is None:
-            raise _unknown(name, "no number of a layer (layers.N)")
+            raise _refuse_name(name, "no number of a layer (layers.N)")
         before, layer, rest = match[1], int(match[2]), match[3]
         if layers.num_layers <= layer < layers.num_layers + layers.num_mtp_layers:
             yield name, tensor
         elif layer not in index_of_layer:
-            raise _unknown(name, f"layer {layer}, which is none of the MoE layers {sorted(index_of_layer)}")
+            raise _refuse_name(name, f"layer {layer}, which is none of the MoE layers {sorted(index_of_layer)}")
         else:
             yield _of_experts(name, before, rest, tensor, table_LE[index_of_layer[layer]])
     if is_whole and not has_experts and (table_LE != np.arange(layers.num_experts)).any():
-        raise _unknown("the stream", "no tensor of experts at all, although experts have moved")
+        raise _refuse_name("the stream", "no tensor of experts at all, although experts have moved")
 
 
 def _of_experts(
@@ -139,18 +139,18 @@ def _of_experts(
     one = _ONE_EXPERT.fullmatch(rest)
     if one is not None:
         if int(one[1]) >= num_experts:
-            raise _unknown(name, f"expert {one[1]} of {num_experts}")
+            raise _refuse_name(name, f"expert {one[1]} of {num_experts}")
         return f"{before}{expert_of_place_E[int(one[1])]}{one[2]}", tensor
     if _ALL_EXPERTS.fullmatch(rest) is None:
-        raise _unknown(name, f"{rest}, which may number the experts of one rank")
+        raise _refuse_name(name, f"{rest}, which may number the experts of one rank")
     if tuple(tensor.shape[:1]) != (num_experts,):
-        raise _unknown(name, f"shape {list(tensor.shape)}, which does not begin with the {num_experts} experts")
+        raise _refuse_name(name, f"shape {list(tensor.shape)}, which does not begin with the {num_experts} experts")
     if (expert_of_place_E == np.arange(num_experts)).all():
         return name, tensor
     return name, tensor[np.argsort(expert_of_place_E).tolist()]
 
 
-def _unknown(name: str, got: str) -> Unsupported:
+def _refuse_name(name: str, got: str) -> Unsupported:
     return Unsupported(
         f"{name}: expected Hugging Face's name of one expert (…layers.N.….experts.E.…) or of a tensor whose first "
         f"dimension counts all experts, got {got}; export inside `with agent.at_original_places():` instead"

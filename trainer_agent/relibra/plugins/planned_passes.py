@@ -92,14 +92,14 @@ class PlannedPasses:
         """
         if not self.has_planner():
             return False
-        told = self._reported(pass_index, batch) if self.is_reporting else _Told()
+        told = self._report(pass_index, batch) if self.is_reporting else _Told()
         everyone = [told] * dist.get_world_size()
         dist.all_gather_object(everyone, told)
         self._note({told.answer for told in everyone})
         schedules = [told.schedule for told in everyone if told.schedule is not None]
         if len(schedules) < sum(told.is_reporting for told in everyone):
             return False
-        return self._submitted(pass_index, lambda: submit_step(self._planner, self.settings.job, pass_index, schedules))
+        return self._submit(pass_index, lambda: submit_step(self._planner, self.settings.job, pass_index, schedules))
 
     def has_planner(self) -> bool:
         """Collective over all ranks: return whether the job is registered, and register it again when that is due."""
@@ -119,7 +119,7 @@ class PlannedPasses:
         self._reporter.close()
         self._planner.close()
 
-    def _reported(self, pass_index: int, batch: Callable[[], RankBatch]) -> _Told:
+    def _report(self, pass_index: int, batch: Callable[[], RankBatch]) -> _Told:
         schedules = list[RankSchedule]()
 
         def report() -> None:
@@ -139,7 +139,7 @@ class PlannedPasses:
         answer = self._call(pass_index, report)
         return _Told(answer=answer, is_reporting=True, schedule=schedules[0] if schedules else None)
 
-    def _submitted(self, pass_index: int, submit: Callable[[], None]) -> bool:
+    def _submit(self, pass_index: int, submit: Callable[[], None]) -> bool:
         """Collective over all ranks: submit a pass on rank 0; return whether the planner took it."""
         told = [self._call(pass_index, submit) if self._is_first else _Answer.TAKEN]
         dist.broadcast_object_list(told, src=0)
@@ -155,11 +155,11 @@ class PlannedPasses:
         try:
             call()
         except RelibraError as error:
-            self._failed.met(type(error).__name__, message, pass_index, error)
+            self._failed.note(type(error).__name__, message, pass_index, error)
             return _Answer.LOST if error.retryable or isinstance(error, UnknownJob | StaleEpoch) else _Answer.REFUSED
         except Exception as error:  # any error: the other ranks wait to hear from this one
             text = f"{type(error).__name__}: {error}"
-            self._failed.met(text, message, pass_index, text, level=logging.ERROR, exc_info=True)
+            self._failed.note(text, message, pass_index, text, level=logging.ERROR, exc_info=True)
             return _Answer.REFUSED
         return _Answer.TAKEN
 
@@ -175,7 +175,7 @@ class PlannedPasses:
         try:
             self._planner.register_job(self.settings.job, self._model, self.cluster, self._params)
         except RelibraError as error:
-            self._failed.met(
+            self._failed.note(
                 type(error).__name__,
                 "relibra: job %s trains without plans, because it could not be registered at %s: %s",
                 self.settings.job,

@@ -116,10 +116,10 @@ class RolloutStream:
         try:
             call()
         except RelibraError as error:
-            self._failed.met((type(error).__name__, message), "relibra: " + message, error)
+            self._failed.note((type(error).__name__, message), "relibra: " + message, error)
         except Exception as error:  # any error: a rollout must not end because of it
             text = f"{type(error).__name__}: {error}"
-            self._failed.met(text, "relibra: " + message, text, level=logging.ERROR, exc_info=True)
+            self._failed.note(text, "relibra: " + message, text, level=logging.ERROR, exc_info=True)
         else:
             self._failed.over()
 

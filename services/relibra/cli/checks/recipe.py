@@ -64,7 +64,7 @@ def judge_recipe(recipe: Recipe) -> list[Finding]:
         findings.append(warning("recipe", reason, fix))
     judged = {refusal.setting for refusal in (*judgement.refusals, *judgement.warnings)}
     runs = [
-        ok("recipe", f"{setting.name}={shown(values[setting.name])} ({recipe.settings[setting.name].origin})")
+        ok("recipe", f"{setting.name}={show_value(values[setting.name])} ({recipe.settings[setting.name].origin})")
         for setting in SETTINGS
         if setting.name in values and setting.name not in judged
     ]
@@ -83,7 +83,7 @@ def _verdict(recipe: Recipe, findings: list[Finding], *, num_refused: int) -> Fi
     return ok("recipe", f"{Verdict.TAKEN}: {about}")
 
 
-def shown(value: Any) -> str:
+def show_value(value: Any) -> str:
     """Return a value for people."""
     return value if isinstance(value, str) else repr(value)
 

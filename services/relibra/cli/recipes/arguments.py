@@ -58,11 +58,11 @@ def read_overrides(words: Iterable[str]) -> dict[str, Any]:
         if path.startswith("~"):
             values[path[1:]] = None
         elif equals and path and all(part.replace("-", "_").isidentifier() for part in _parts(path)):
-            values[path] = parsed(value)
+            values[path] = parse(value)
     return values
 
 
-def parsed(text: Any) -> Any:
+def parse(text: Any) -> Any:
     """Return a text as YAML reads it; text that is no YAML, or is not fully known, stays as it is."""
     if not isinstance(text, str) or not is_known(text):
         return text
@@ -86,16 +86,16 @@ def _parts(path: str) -> list[str]:
     return path.replace("@", ".").replace("/", ".").split(".")
 
 
-def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     """Return `base` with the values of `over`; mappings are merged, everything else is replaced."""
     both = dict(base)
     for name, value in over.items():
         inner = both.get(name)
-        both[name] = merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+        both[name] = merge(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
     return both
 
 
-def nested(overrides: dict[str, Any]) -> dict[str, Any]:
+def nest(overrides: dict[str, Any]) -> dict[str, Any]:
     """Return overrides by path as nested mappings."""
     tree: dict[str, Any] = {}
     for path, value in overrides.items():

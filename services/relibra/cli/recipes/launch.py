@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from relibra.cli.recipes.arguments import at_path, leaves, merged, nested, read_options, read_overrides
+from relibra.cli.recipes.arguments import at_path, leaves, merge, nest, read_options, read_overrides
 from relibra.cli.recipes.shipped import known_flags
 
 
@@ -38,7 +38,7 @@ class Launch:
     @cached_property
     def merged_config(self) -> dict[str, Any]:
         """The configuration with the overrides of the command line."""
-        return merged(self.config, nested(read_overrides(self.words)))
+        return merge(self.config, nest(read_overrides(self.words)))
 
     def section(self, path: str) -> dict[str, Any]:
         """Return the mapping at a path of the merged configuration; an empty one if there is none."""

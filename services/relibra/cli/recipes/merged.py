@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from relibra.cli.recipes.arguments import Loader, at_path, merged
+from relibra.cli.recipes.arguments import Loader, at_path, merge
 from relibra.errors import InvalidInput
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
@@ -24,7 +24,7 @@ def read_yaml(path: Path, warnings: list[str], shipped: dict[str, dict[str, Any]
     Raises:
         InvalidInput: a file is no YAML mapping, or defaults go around in a circle.
     """
-    return resolved(_read(path, warnings, shipped, 0))
+    return resolve(_read(path, warnings, shipped, 0))
 
 
 def _read(path: Path, warnings: list[str], shipped: dict[str, dict[str, Any]], depth: int) -> dict[str, Any]:
@@ -38,16 +38,16 @@ def _read(path: Path, warnings: list[str], shipped: dict[str, dict[str, Any]], d
     is_merged = False
     for default in _names(content.get("defaults")):
         if default == "_self_":
-            settings, is_merged = merged(settings, own), True
+            settings, is_merged = merge(settings, own), True
             continue
         base = path.parent / (default if default.endswith((".yaml", ".yml")) else f"{default}.yaml")
         if base.is_file():
-            settings = merged(settings, _read(base, warnings, shipped, depth + 1))
+            settings = merge(settings, _read(base, warnings, shipped, depth + 1))
         elif (known := shipped.get(base.name)) is not None:
-            settings = merged(settings, known)
+            settings = merge(settings, known)
         else:
             warnings.append(f"{path.name}: its default {default} is not beside it, so settings in it are not known")
-    return settings if is_merged else merged(settings, own)
+    return settings if is_merged else merge(settings, own)
 
 
 def _names(defaults: Any) -> list[str]:
@@ -77,7 +77,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def resolved(config: dict[str, Any]) -> dict[str, Any]:
+def resolve(config: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration with the values of `${path}` in place; other resolvers stay as text."""
 
     def resolve(value: Any, depth: int) -> Any:

@@ -13,7 +13,7 @@ from relibra.cli.recipes.merged import read_yaml
 from relibra.cli.recipes.recipe import Recipe
 from relibra.cli.recipes.shell import Run, find_source, run_script
 from relibra.cli.recipes.shipped import framework_data
-from relibra.cli.recipes.unknown import is_printed_by, shown, unknown, without_unknown
+from relibra.cli.recipes.unknown import is_printed_by, mark_unknown, show_unknown, without_unknown
 from relibra.errors import InvalidInput
 
 
@@ -41,7 +41,7 @@ def read_here(path: Path, framework: Framework | None, variables: dict[str, str]
         )
     if path.suffix in (".yaml", ".yml"):
         warnings: list[str] = []
-        config = read_yaml(path, warnings, _shipped(framework))
+        config = read_yaml(path, warnings, _read_base_configurations(framework))
         return _recipe(framework, Launch(path, text, (), config, tuple(warnings)))
     if path.suffix == ".txt":
         return _recipe(framework, Launch(path, text, _words(text)))
@@ -52,10 +52,10 @@ def read_here(path: Path, framework: Framework | None, variables: dict[str, str]
             got=f"{path.name}, a Python program, which is not run here; let it print its command line, and pass that "
             "with --recipe as .txt",
         )
-    recipe = _recipe(framework, _launched(path, text, framework, variables, printed=""))
+    recipe = _recipe(framework, _read_launch(path, text, framework, variables, printed=""))
     # In the second run programs print something else and variables are empty: what depends on them differs.
     try:
-        other = _recipe(framework, _launched(path, text, framework, variables, printed="1"))
+        other = _recipe(framework, _read_launch(path, text, framework, variables, printed="1"))
     except InvalidInput:
         return recipe
     doubts = [
@@ -74,14 +74,14 @@ def _recipe(framework: Framework, launch: Launch) -> Recipe:
 
 def _words(text: str) -> tuple[str, ...]:
     """Return the words of a command line, with marks for the variables in it."""
-    marked = re.sub(r"\$\{?(\w+)\}?", lambda match: unknown(match[1]), text.replace("\\\n", " "))
+    marked = re.sub(r"\$\{?(\w+)\}?", lambda match: mark_unknown(match[1]), text.replace("\\\n", " "))
     try:
         return tuple(shlex.split(marked, comments=True))
     except ValueError as error:
         raise InvalidInput.of("--recipe", expected="arguments as on a command line", got=error) from error
 
 
-def _launched(path: Path, text: str, framework: Framework, variables: dict[str, str], *, printed: str) -> Launch:
+def _read_launch(path: Path, text: str, framework: Framework, variables: dict[str, str], *, printed: str) -> Launch:
     """Return what a launcher starts if programs print `printed`, which is a mark if it is empty."""
     reader = READERS[framework]
     run = Run((), ())
@@ -98,11 +98,11 @@ def _launched(path: Path, text: str, framework: Framework, variables: dict[str, 
         )
     warnings = [*run.doubts]
     printed_words = dict.fromkeys(word for word in words if is_printed_by("python", word))
-    warnings += [f"{path.name}: the options that {shown(word)} prints are not known" for word in printed_words]
+    warnings += [f"{path.name}: the options that {show_unknown(word)} prints are not known" for word in printed_words]
     config = {}
     name = Launch(path, text, words).options().get("config")
     if isinstance(name, str) and (source := find_source(without_unknown(name), path.parent, path)):
-        config = read_yaml(source, warnings, _shipped(framework))
+        config = read_yaml(source, warnings, _read_base_configurations(framework))
     return Launch(path, text, words, config, tuple(warnings))
 
 
@@ -132,7 +132,7 @@ def _is_program(words: tuple[str, ...]) -> bool:
     return is_named or words[0].startswith("--")
 
 
-def _shipped(framework: Framework) -> dict[str, dict[str, object]]:
+def _read_base_configurations(framework: Framework) -> dict[str, dict[str, object]]:
     """Return the content of the framework's base configurations, by file name."""
     data = framework_data(framework.value)
     base = data.get("shipped")

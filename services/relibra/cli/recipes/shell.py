@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from relibra.cli.recipes.redirections import drop_output
-from relibra.cli.recipes.unknown import shown, unknown, without_unknown
+from relibra.cli.recipes.unknown import mark_unknown, show_unknown, without_unknown
 from relibra.errors import InvalidInput
 
 _MAX_BYTES = 1 << 20
@@ -158,7 +158,7 @@ def _read(name: str, folder: Path, above: Path, doubts: list[str], *, marks: boo
             return str(path), prepare(path.read_text(encoding="utf-8"), marks=marks)
     except (OSError, ValueError) as error:
         why = str(error)
-    doubts.append(f"source {shown(name)} ({why}): settings in this file are not known")
+    doubts.append(f"source {show_unknown(name)} ({why}): settings in this file are not known")
     return "", ""
 
 
@@ -170,7 +170,7 @@ def prepare(text: str, *, marks: bool) -> str:
     # Sourced text runs in a function, in which `declare` makes local variables.
     script = re.sub(r"(?m)^(declare|typeset)(?= )", r"\1 -g", script)
     names = sorted(outside_variables(script)) if marks else ()
-    return "".join(f": ${{{name}={unknown(name)}}}; {unknown(name)}=1; " for name in names) + script
+    return "".join(f": ${{{name}={mark_unknown(name)}}}; {mark_unknown(name)}=1; " for name in names) + script
 
 
 def outside_variables(script: str) -> set[str]:

@@ -8,7 +8,7 @@ import re
 _MARK = re.compile(r"UNKNOWN_(of_)?(\w*?)_END")
 
 
-def unknown(source: str) -> str:
+def mark_unknown(source: str) -> str:
     """Return the mark for the text from a source, such as a variable."""
     return f"UNKNOWN_{source}_END"
 
@@ -23,7 +23,7 @@ def without_unknown(text: str) -> str:
     return _MARK.sub("", text)
 
 
-def shown(text: str) -> str:
+def show_unknown(text: str) -> str:
     """Return a text for people: unknown parts as their sources."""
     return _MARK.sub(lambda mark: f"$({mark[2].replace('_', ' ').strip()})" if mark[1] else f"${mark[2]}", text)
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.evaluation.assignment import Assignment, Known, from_pieces
-from relibra.planning.jit import compiled
+from relibra.planning.jit import compile_once
 from relibra.planning.job import Cluster, Model
 
 MIN_TOKENS = 1024
@@ -54,7 +54,7 @@ def ultraep(load_MLE: NDArray[np.integer], model: Model, cluster: Cluster, min_t
     return from_pieces(piece_X5[:, :4], piece_X5[:, 4], home_LE, num_rows, Known.ROUTED, DECISION_US)
 
 
-@compiled
+@compile_once
 def quota_replicas(load_X: NDArray[np.int64], num_ranks: int, slots: int, min_tokens: int) -> NDArray[np.int64]:
     """Return one node's replicas in one cell, int64 `[Y, 3]`: (expert, rank, tokens). Experts come sorted by rank."""
     share = len(load_X) // num_ranks
@@ -90,7 +90,7 @@ def quota_replicas(load_X: NDArray[np.int64], num_ranks: int, slots: int, min_to
     return _hand_over(load_X, load_G, slots, min_tokens, lowest)[0]
 
 
-@compiled
+@compile_once
 def _hand_over(
     load_X: NDArray[np.int64], before_G: NDArray[np.int64], slots: int, min_tokens: int, limit: int
 ) -> tuple[NDArray[np.int64], bool]:

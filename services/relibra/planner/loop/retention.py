@@ -48,7 +48,7 @@ def steps_to_expire(
     spare: list[list[RetainedStep]] = []
     for number, unsorted in enumerate(attempts):
         steps = sorted(unsorted, key=lambda step: step.step)
-        needed = set() if number else _needed(steps, silent_s, limits)
+        needed = set() if number else _choose_needed(steps, silent_s, limits)
         spare.append([step for step in steps if step.step not in needed])
         newest = {step.step for step in steps[-limits.retained_steps :]}
         causes: dict[RetainedStep, ExpiryCause] = {}
@@ -70,7 +70,7 @@ def steps_to_expire(
     return expiries
 
 
-def _needed(steps: Sequence[RetainedStep], silent_s: float, limits: PlannerSettings) -> set[int]:
+def _choose_needed(steps: Sequence[RetainedStep], silent_s: float, limits: PlannerSettings) -> set[int]:
     """Return the steps of the current attempt, given oldest first, that must stay."""
     ended = [step.step for step in steps if not step.is_open and not step.is_pending]
     newest_ended = ended[-1] if ended else -1

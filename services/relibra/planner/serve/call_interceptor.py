@@ -13,7 +13,7 @@ import grpc.aio
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 
-from relibra.errors import Forbidden, RelibraError, UnknownJob, shown
+from relibra.errors import Forbidden, RelibraError, UnknownJob, one_line
 from relibra.planner.limits.admission import LIMITS_OF_CALLS, Admission, account_of_connection
 from relibra.planner.limits.limiter import Hold
 from relibra.planner.limits.refusal_log import RefusalLog
@@ -188,7 +188,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         # A line per caller for Forbidden, whose text begins with the caller; one line for all unknown jobs, because
         # callers can make up any number of names; else a line per job.
         who = details[:60] if isinstance(error, Forbidden) else "" if isinstance(error, UnknownJob) else call.job_id
-        self._refusals.note(f"{method} {name}", who, f"{method} refused: {name}: {shown(details)}", level)
+        self._refusals.note(f"{method} {name}", who, f"{method} refused: {name}: {one_line(details)}", level)
         if limit in LIMITS_OF_CALLS and not call.is_open_stream:
             await self._admission.wait_for_refusal(call.job_id, context.time_remaining())
         try:

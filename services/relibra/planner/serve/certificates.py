@@ -105,15 +105,15 @@ def check_dates(server: ssl.SSLContext, cert_file: Path, now: float) -> None:
         raise InvalidInput.of(
             str(cert_file),
             expected="a certificate that is valid, because every caller refuses another one; renew it",
-            got=f"one that expired at {_shown(until_s)}",
+            got=f"one that expired at {_write_time(until_s)}",
         )
     if now < from_s:
         raise InvalidInput.of(
             str(cert_file),
             expected="a certificate that is valid already; check the clock of this machine",
-            got=f"one that is valid from {_shown(from_s)}",
+            got=f"one that is valid from {_write_time(from_s)}",
         )
 
 
-def _shown(unix_time: float) -> str:
+def _write_time(unix_time: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix_time))

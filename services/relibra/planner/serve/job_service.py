@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from relibra.errors import StaleEpoch, shown
+from relibra.errors import StaleEpoch, one_line
 from relibra.planner.limits.admission import Admission
 from relibra.planner.serve.attempt_watch import AttemptWatch, check_epoch
 from relibra.planner.serve.plan_cache import PlanCache
@@ -44,7 +44,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         logger.info(
             "job %s registered by %s: attempt %d, epoch %016x",
             job_id,
-            shown(request.owner) or "a client that does not say who it is",
+            one_line(request.owner) or "a client that does not say who it is",
             job.number,
             job.epoch,
             extra=about,

@@ -9,7 +9,7 @@ from relibra.store import JobRecord, PlanRecord, Store
 from relibra.store.array_codec import PackedArray
 from relibra.store.single_flight import SingleFlight
 from relibra.v1 import plan_pb2
-from relibra.wire.array import deflated
+from relibra.wire.array import array_of_stream
 from relibra.wire.messages import encode_level, encode_plan_id
 
 MAX_SIZE_BYTES = 512 << 20
@@ -60,7 +60,7 @@ def _id(response: plan_pb2.FetchPlanResponse) -> PlanId:
 
 def _response(job: JobRecord, record: PlanRecord, arrays: dict[str, PackedArray]) -> plan_pb2.FetchPlanResponse:
     """Return the answer that every rank gets."""
-    messages = {name: deflated(array.dtype, array.shape, array.deflated) for name, array in arrays.items()}
+    messages = {name: array_of_stream(array.dtype, array.shape, array.deflated) for name, array in arrays.items()}
     plan = plan_pb2.StepPlan(
         id=encode_plan_id(record.id),
         step=record.step,

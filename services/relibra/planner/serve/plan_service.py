@@ -107,7 +107,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         step = self._admission.check_step(request.step)
         began_s = time.monotonic()
         try:
-            schedule, reason = await self._packed(job, step, request)
+            schedule, reason = await self._pack(job, step, request)
         except RelibraError as error:
             await self._note_packing(job, step, str(error), is_packed=False)
             raise
@@ -118,7 +118,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         await self._note_packing(job, step, reason, is_packed=True)
         return encode_packed(schedule, reason)
 
-    async def _packed(self, job: JobRecord, step: int, request: plan_pb2.PackRequest) -> tuple[Schedule, str]:
+    async def _pack(self, job: JobRecord, step: int, request: plan_pb2.PackRequest) -> tuple[Schedule, str]:
         self._admission.check_num_sequences(len(request.start.sequence_ids))
         task = await self._admission.large.work(request.ByteSize(), lambda: self._decode_task(job, step, request))
         await self._check_reported(job, step, task.sequence_ids)

@@ -14,7 +14,7 @@ from relibra.errors import (
     StaleEpoch,
     Unavailable,
     UnknownJob,
-    shown,
+    one_line,
 )
 from relibra.planner.limits.admission import MAX_REFUSAL_LENGTH, Admission
 from relibra.planner.limits.refusal_log import RefusalLog
@@ -176,7 +176,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         name = type(error).__name__
         if isinstance(error, LimitExceeded):
             self._metrics.limited.labels(error.limit or "other").inc()
-        text = f"sequence {request.sequence_id[:80]!r} of job {request.job_id!r} refused: {shown(error)}"
+        text = f"sequence {request.sequence_id[:80]!r} of job {request.job_id!r} refused: {one_line(error)}"
         self._refusals.note(name, request.job_id, text)
         return routing_pb2.Refusal(ordinal=request.ordinal, error=name, message=str(error)[:MAX_REFUSAL_LENGTH])
 

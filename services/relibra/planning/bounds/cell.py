@@ -16,7 +16,7 @@ M rows, L layers, E experts, R EP ranks, N nodes, G ranks per node, X experts of
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning.jit import compiled
+from relibra.planning.jit import compile_once
 from relibra.planning.job import Cluster
 
 _MAX_SETS = 32
@@ -49,7 +49,7 @@ def lower_bound_ML(
     return bound_ML.astype(np.float64)
 
 
-@compiled
+@compile_once
 def _largest_pieces(load_AK: NDArray[np.int64], num_pieces: int, limit: int, most: int, enough: int) -> int:
     """Return the tokens of the `num_pieces` largest pieces.
 
@@ -77,7 +77,7 @@ def _largest_pieces(load_AK: NDArray[np.int64], num_pieces: int, limit: int, mos
     return tokens
 
 
-@compiled
+@compile_once
 def _is_impossible(
     load_GK: NDArray[np.int64],
     held_G: NDArray[np.int64],
@@ -117,7 +117,7 @@ def _is_impossible(
     return False
 
 
-@compiled
+@compile_once
 def _bound_cells(
     load_MLE: NDArray[np.int64], expert_LNGK: NDArray[np.int64], slots: int, min_tokens: int
 ) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@ N micro-batches seen, E experts, R EP ranks, G ranks of a node, X experts of a n
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning.jit import compiled, next_random
+from relibra.planning.jit import compile_once, next_random
 from relibra.planning.job import Cluster
 from relibra.planning.prices import ReplicaPrice
 from relibra.planning.replicas.layer_replicas import LayerReplicas
@@ -93,8 +93,8 @@ def _busiest(index_Y2: NDArray[np.int32], home_E: NDArray[np.int32], num_ranks: 
     return int(max(leaving_R.max(), np.bincount(index_Y2[:, 1], minlength=num_ranks).max()))
 
 
-@compiled
-def _varied(seen_NX: NDArray[np.int64]) -> NDArray[np.int64]:
+@compile_once
+def _vary(seen_NX: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the micro-batches, and each of them again, at least once, with loads times random factors up to 2.
 
     There are at least `_LEAST_SAMPLES`: where little was seen, nobody knows how micro-batches differ.
@@ -112,7 +112,7 @@ def _varied(seen_NX: NDArray[np.int64]) -> NDArray[np.int64]:
     return load_SX
 
 
-@compiled
+@compile_once
 def _gain(part_G: NDArray[np.int64], holds_G: NDArray[np.bool_], load_G: NDArray[np.int64], rank: int) -> int:
     """Return by how much the sum of squares falls, halved, if the fullest holder shares its part with a rank."""
     best = 0
@@ -124,7 +124,7 @@ def _gain(part_G: NDArray[np.int64], holds_G: NDArray[np.bool_], load_G: NDArray
     return best
 
 
-@compiled
+@compile_once
 def _level(load: int, other_G: NDArray[np.int64], holds_G: NDArray[np.bool_], part_G: NDArray[np.int64]) -> None:
     """Divide the load of an expert over its holders so that they end level, as far as that is possible."""
     lowest, highest = np.int64(1) << 62, np.int64(0)
@@ -151,10 +151,10 @@ def _level(load: int, other_G: NDArray[np.int64], holds_G: NDArray[np.bool_], pa
             surplus -= 1
 
 
-@compiled
+@compile_once
 def _choose(seen_NX: NDArray[np.int64], home_X: NDArray[np.int32], num_ranks: int, slots: int) -> NDArray[np.bool_]:
     """Return which ranks of a node hold replicas of which experts, `[X, G]`."""
-    load_SX = _varied(seen_NX)
+    load_SX = _vary(seen_NX)
     num_samples, num_experts = load_SX.shape
     part_SXG = np.zeros((num_samples, num_experts, num_ranks), dtype=np.int64)
     load_SG = np.zeros((num_samples, num_ranks), dtype=np.int64)

@@ -139,9 +139,9 @@ def ranges_of(hardware: Hardware, dispatcher: Dispatcher) -> Mapping[str, Range]
     across_dispatch = ACROSS_SHARE[dispatcher].times(hardware.network_bytes_per_us)
     measured, unknown = hardware.measured, CostModel()
     if measured is not None and measured.intra_node_bytes_per_us != unknown.intra_node_bytes_per_us:
-        nvlink = inside_dispatch = _measured(measured.intra_node_bytes_per_us)
+        nvlink = inside_dispatch = _range_of(measured.intra_node_bytes_per_us)
     if measured is not None and measured.inter_node_bytes_per_us != unknown.inter_node_bytes_per_us:
-        across = across_dispatch = _measured(measured.inter_node_bytes_per_us)
+        across = across_dispatch = _range_of(measured.inter_node_bytes_per_us)
     return MappingProxyType(
         {
             "flop_per_us": _GEMM_SHARE.times(hardware.flop_per_us),
@@ -155,7 +155,7 @@ def ranges_of(hardware: Hardware, dispatcher: Dispatcher) -> Mapping[str, Range]
             "hiding_share": _HIDING_SHARE,
             "weight_sm_share": _WEIGHT_SMS.times(1 / hardware.num_sms),
             "gradient_sm_share": _GRADIENT_SMS.times(1 / hardware.num_sms),
-            "host_us": _HOST_US if measured is None or not measured.host_us else _measured(measured.host_us),
+            "host_us": _HOST_US if measured is None or not measured.host_us else _range_of(measured.host_us),
             "tile_rows": _TILE_ROWS,
         }
     )
@@ -166,5 +166,5 @@ def middles(ranges: Mapping[str, Range]) -> Constants:
     return Constants(**{name: range_.mid for name, range_ in ranges.items()})
 
 
-def _measured(rate: float) -> Range:
+def _range_of(rate: float) -> Range:
     return Range(low=rate, mid=rate, high=rate, source="the measured cost model")

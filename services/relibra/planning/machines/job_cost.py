@@ -26,7 +26,7 @@ def job_cost(
     forwards = WEIGHT_TRANSFERS - GRADIENT_BYTES_PER_WEIGHT_BYTE
     taken = forwards * constants.weight_sm_share + constants.return_weights * constants.gradient_sm_share
     return replace(
-        measured or _computed(weight_size_bytes, constants),
+        measured or _cost_by_sizes(weight_size_bytes, constants),
         token_size_bytes=token_size_bytes,
         intra_node_bytes_per_us=constants.weight_bytes_per_us,
         inter_node_bytes_per_us=constants.dispatch_across_bytes_per_us,
@@ -36,7 +36,7 @@ def job_cost(
     )
 
 
-def _computed(weight_size_bytes: int, constants: Constants) -> CostModel:
+def _cost_by_sizes(weight_size_bytes: int, constants: Constants) -> CostModel:
     """Return the times of one expert: it reads its weights once and computes every token. Planning ignores tiles."""
     read_us = weight_size_bytes / constants.hbm_bytes_per_us
     us_per_token = weight_size_bytes / constants.flop_per_us  # 2 FLOP a parameter of 2 bytes

@@ -16,7 +16,7 @@ axis named 2 is (tokens, attention work).
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning.jit import compiled, next_random
+from relibra.planning.jit import compile_once, next_random
 from relibra.planning.job import Cluster
 from relibra.planning.packing.changes import MOVE, SWAP_IN_ROW, Changes
 from relibra.planning.packing.rows import Caps, num_proposals
@@ -71,7 +71,7 @@ def fit_by_time(
     )
 
 
-@compiled
+@compile_once
 def _put(
     sequence_LP: NDArray[np.int64],
     sign: int,
@@ -97,7 +97,7 @@ def _put(
             sum_M3LP[row, 1, layer, node] += copies
 
 
-@compiled
+@compile_once
 def _cost(sum_3LP: NDArray[np.int64], price: int) -> int:
     """Return the objective of a row, in units of 2**-10 tokens."""
     _, num_layers, num_groups = sum_3LP.shape
@@ -113,7 +113,7 @@ def _cost(sum_3LP: NDArray[np.int64], price: int) -> int:
     return (largest_sum << UNIT_BITS) + price * busiest_sum
 
 
-@compiled
+@compile_once
 def _has_room(
     cell: int,
     more_2: NDArray[np.int64],
@@ -131,7 +131,7 @@ def _has_room(
     return bool(more_2[0] <= 0 or tokens_MN[row, rank // ranks[1]] + more_2[0] <= node_cap_M[row])
 
 
-@compiled
+@compile_once
 def _fit(
     load_SLP: NDArray[np.int64],
     node_P: NDArray[np.int64],

@@ -94,14 +94,14 @@ def _by_time(search: Search, before: Judged, home_LE: NDArray[np.int32] | None, 
 
     While experts have not settled yet, sequences that use the same ones may gather on any node, and homes follow them.
     """
-    best = _fitted(search, before, price)
+    best = _fit(search, before, price)
     if home_LE is None:
-        schedules = (best.packing.schedule, search.gathered(before.packing.schedule))
-        best = _fitted(search, min((best, *map(search.judge.judge, schedules)), key=cost_of), price)
+        schedules = (best.packing.schedule, search.gather(before.packing.schedule))
+        best = _fit(search, min((best, *map(search.judge.judge, schedules)), key=cost_of), price)
     return best
 
 
-def _fitted(search: Search, start: Judged, price: int) -> Judged:
+def _fit(search: Search, start: Judged, price: int) -> Judged:
     """Fit sequences to a placement, which stays."""
     home_LE = start.packing.home_LE
     candidate = search.judge.judge(search.fitted_by_time(start.packing.schedule, home_LE, price), home_LE)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning.jit import compiled, next_random
+from relibra.planning.jit import compile_once, next_random
 
 _PROPOSALS_PER_SEQUENCE = 4000
 MAX_WORK = 500_000_000
@@ -118,7 +118,7 @@ def num_proposals(compared: NDArray[np.integer], max_work: int) -> int:
     return min(_PROPOSALS_PER_SEQUENCE * len(compared), max_work // int(compared[0].size))
 
 
-@compiled
+@compile_once
 def _group_loads(counts_SLE: NDArray[np.integer], group_LE: NDArray[np.int32], num_groups: int) -> NDArray[np.int64]:
     num_sequences, num_layers, num_experts = counts_SLE.shape
     load_SLP = np.zeros((num_sequences, num_layers, num_groups), dtype=np.int64)
@@ -129,7 +129,7 @@ def _group_loads(counts_SLE: NDArray[np.integer], group_LE: NDArray[np.int32], n
     return load_SLP
 
 
-@compiled
+@compile_once
 def _mix(counts_SLE: NDArray[np.integer], per_layer: int) -> NDArray[np.int64]:
     num_sequences, num_layers, num_experts = counts_SLE.shape
     place_LE = np.empty((num_layers, num_experts), dtype=np.int64)
@@ -153,7 +153,7 @@ def _mix(counts_SLE: NDArray[np.integer], per_layer: int) -> NDArray[np.int64]:
     return mixed_SD
 
 
-@compiled
+@compile_once
 def _draw_pair(state: NDArray[np.uint64], num_sequences: int) -> tuple[np.int64, np.int64]:
     bits = next_random(state)
     one = np.int64((bits >> np.uint64(32)) * np.uint64(num_sequences) >> np.uint64(32))
@@ -161,7 +161,7 @@ def _draw_pair(state: NDArray[np.uint64], num_sequences: int) -> tuple[np.int64,
     return one, other
 
 
-@compiled
+@compile_once
 def _sizes(size_S2: NDArray[np.int64], cell_S: NDArray[np.int64], num_cells: int) -> NDArray[np.int64]:
     size_C2 = np.zeros((num_cells, 2), dtype=np.int64)
     for sequence in range(len(cell_S)):
@@ -169,7 +169,7 @@ def _sizes(size_S2: NDArray[np.int64], cell_S: NDArray[np.int64], num_cells: int
     return size_C2
 
 
-@compiled
+@compile_once
 def _row_tokens(size_C2: NDArray[np.int64], num_ranks: int) -> NDArray[np.int64]:
     tokens_M = np.zeros(len(size_C2) // num_ranks, dtype=np.int64)
     for cell in range(len(size_C2)):
@@ -177,7 +177,7 @@ def _row_tokens(size_C2: NDArray[np.int64], num_ranks: int) -> NDArray[np.int64]
     return tokens_M
 
 
-@compiled
+@compile_once
 def _may_swap(
     size_one_2: NDArray[np.int64],
     size_other_2: NDArray[np.int64],
@@ -202,7 +202,7 @@ def _may_swap(
     return bool(min(tokens_a, tokens_b) >= range_2[0] and max(tokens_a, tokens_b) <= range_2[1])
 
 
-@compiled
+@compile_once
 def _swap(
     one: np.int64,
     other: np.int64,
@@ -222,7 +222,7 @@ def _swap(
     cell_S[one], cell_S[other] = b, a
 
 
-@compiled
+@compile_once
 def _even_rows(
     mixed_SD: NDArray[np.int32],
     size_S2: NDArray[np.int64],
@@ -272,7 +272,7 @@ def _even_rows(
     return best_S
 
 
-@compiled
+@compile_once
 def _lower_floor(
     load_SLP: NDArray[np.int64],
     size_S2: NDArray[np.int64],

@@ -58,7 +58,7 @@ class Search:
         cell_S = keep_local(local_SN, self.size_S2, self._cells(start), size, self.caps, self.changes, self._seed)
         return self._schedule(cell_S)
 
-    def gathered(self, start: Schedule) -> Schedule:
+    def gather(self, start: Schedule) -> Schedule:
         """Let sequences of a row that use the same experts start on the same node, wherever these experts are."""
         judge, schedule = self.judge, start
         for _ in range(_NUM_GATHERINGS):

@@ -6,7 +6,7 @@ S sequences, M rows, R EP ranks, N nodes, C (row, source rank) pairs. An axis na
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning.jit import compiled, next_random
+from relibra.planning.jit import compile_once, next_random
 from relibra.planning.packing.changes import Changes
 from relibra.planning.packing.rows import Caps
 
@@ -59,7 +59,7 @@ def keep_local(
     )
 
 
-@compiled
+@compile_once
 def _keep_local(
     local_SN: NDArray[np.int64],
     size_S2: NDArray[np.int64],

@@ -9,7 +9,7 @@ M rows, E experts, X experts to add, P groups.
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning.jit import compiled
+from relibra.planning.jit import compile_once
 
 
 def spread(load_E: NDArray[np.int64], num_groups: int) -> NDArray[np.int32]:
@@ -46,7 +46,7 @@ def largest_groups(load_ME: NDArray[np.integer], group_E: NDArray[np.int32], num
     return int(load_MP.max(axis=1).sum())
 
 
-@compiled
+@compile_once
 def _fill_groups(
     load_X: NDArray[np.int64],
     order_X: NDArray[np.int64],
@@ -66,7 +66,7 @@ def _fill_groups(
     return group_X
 
 
-@compiled
+@compile_once
 def _match_groups(overlap_PP: NDArray[np.int64], order_PP: NDArray[np.int64], num_groups: int) -> NDArray[np.int32]:
     """Give every group the number of a group it overlaps with, largest overlap first, and number the rest in order."""
     name_P = np.full(num_groups, -1, dtype=np.int32)

@@ -216,14 +216,14 @@ class _LayerSearch:
             tokens = self.hysteresis.tokens_per_move * ranks_per_group
             moves = Moves(from_E=previous_E, price=round(min(tokens, float(load_ME.sum()))))
 
-        def improved(group_E: NDArray[np.int32], first_start: int) -> NDArray[np.int32]:
+        def improve_from(group_E: NDArray[np.int32], first_start: int) -> NDArray[np.int32]:
             return improve(load_ME, group_E, num_groups, self.seed, num_proposals, first_start, traffic, moves)
 
         if stay_close:
-            return improved(previous_E, NUM_STARTS - 1)
+            return improve_from(previous_E, NUM_STARTS - 1)
         greedy_E = align(spread(load_ME.sum(axis=0), num_groups), previous_E, num_groups)
         start_E = min(previous_E, greedy_E, key=lambda group_E: objective(load_ME, group_E, num_groups, traffic, moves))
-        split_E = improved(start_E, 0)
+        split_E = improve_from(start_E, 0)
         has_equal_groups = traffic is None or len(traffic.local_NEM) == 1
         return align(split_E, previous_E, num_groups) if has_equal_groups else split_E
 

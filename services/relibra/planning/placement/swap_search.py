@@ -8,7 +8,7 @@ M rows, E experts, N nodes, P groups, X experts of a group or, in `improve`, all
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning.jit import compiled, next_random
+from relibra.planning.jit import compile_once, next_random
 from relibra.planning.placement.objective import Moves, objective
 from relibra.planning.traffic import UNIT_BITS, GroupTraffic
 
@@ -123,7 +123,7 @@ def improve(
     return result_E
 
 
-@compiled
+@compile_once
 def _largest_after_swap(
     rest_M: NDArray[np.int32],
     load_a_M: NDArray[np.int32],
@@ -142,7 +142,7 @@ def _largest_after_swap(
     return int(largest)
 
 
-@compiled
+@compile_once
 def _busiest_after_swap(
     rest_M: NDArray[np.int32],
     load_PM: NDArray[np.int32],
@@ -176,7 +176,7 @@ def _busiest_after_swap(
     return int(busiest)
 
 
-@compiled
+@compile_once
 def _choose_pair(each_PM: NDArray[np.int32], bits: np.uint64) -> tuple[int, int]:
     """Draw the largest group of a random row and any other group."""
     num_groups, num_rows = each_PM.shape
@@ -188,7 +188,7 @@ def _choose_pair(each_PM: NDArray[np.int32], bits: np.uint64) -> tuple[int, int]
     return a, b
 
 
-@compiled
+@compile_once
 def _write_rest(each_PM: NDArray[np.int32], a: int, b: int, rest_M: NDArray[np.int32]) -> None:
     """Write the largest of all groups but a and b to `rest_M`."""
     rest_M[:] = 0
@@ -199,7 +199,7 @@ def _write_rest(each_PM: NDArray[np.int32], a: int, b: int, rest_M: NDArray[np.i
                 rest_M[row] = max(rest_M[row], each_M[row])
 
 
-@compiled
+@compile_once
 def _place(member_X: NDArray[np.int64], expert: int) -> int:
     """Return how many members come before `expert`."""
     place = 0
@@ -208,7 +208,7 @@ def _place(member_X: NDArray[np.int64], expert: int) -> int:
     return place
 
 
-@compiled
+@compile_once
 def _exchange(member_X: NDArray[np.int64], at: int, expert: int) -> None:
     """Replace the member at `at` by `expert`, and keep members in order."""
     while at > 0 and member_X[at - 1] > expert:
@@ -220,7 +220,7 @@ def _exchange(member_X: NDArray[np.int64], at: int, expert: int) -> None:
     member_X[at] = expert
 
 
-@compiled
+@compile_once
 def _accept_swaps(
     load_EM: NDArray[np.int32],
     local_NEM: NDArray[np.int32],

@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning.jit import compiled
+from relibra.planning.jit import compile_once
 from relibra.planning.job import Cluster
 from relibra.planning.prices import ReplicaPrice
 from relibra.planning.replicas.layer_replicas import LayerReplicas, balance_layer, worth_their_cell
@@ -61,7 +61,10 @@ def replicate_by_time(
             choices.append(balance_layer(crossing_ME, home_E, cluster, least, of_busiest))
     choices = [_as_split(choice, load_ME, crossing_ME, home_E, cluster) for choice in choices]
     return _fastest(
-        [_timed(choice, load_ME, crossing_ME, home_E, leaving_M, price, traffic.price, cluster) for choice in choices]
+        [
+            _with_times(choice, load_ME, crossing_ME, home_E, leaving_M, price, traffic.price, cluster)
+            for choice in choices
+        ]
     )
 
 
@@ -107,7 +110,7 @@ def _copies(choice: LayerReplicas) -> NDArray[np.int64]:
     return choice.crossing_Y
 
 
-def _timed(
+def _with_times(
     choice: LayerReplicas,
     load_ME: NDArray[np.int64],
     crossing_ME: NDArray[np.int64],
@@ -148,7 +151,7 @@ def _fastest(choices: list[LayerReplicas]) -> LayerReplicas:
     )
 
 
-@compiled
+@compile_once
 def _busiest_ranks(
     load_ME: NDArray[np.int64],
     crossing_ME: NDArray[np.int64],

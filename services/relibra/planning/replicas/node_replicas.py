@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning.jit import compiled
+from relibra.planning.jit import compile_once
 
 _EXPORT, _HEAVIEST_DONOR, _SMALLEST_EXPERT = -1, 0, 1
 
@@ -67,7 +67,7 @@ class _Choice(NamedTuple):
     """The most replicas that leave or enter one rank of the node."""
 
 
-@compiled
+@compile_once
 def _export(room: _Room, min_tokens: int, limit: int) -> int:
     """Move the excess of the heaviest rank to the rank where it fits best, while it fits; return how many replicas."""
     load_X, load_G, held_GS, used_G, replica_Y3, _ = room
@@ -105,7 +105,7 @@ def _export(room: _Room, min_tokens: int, limit: int) -> int:
         load_X[expert] -= tokens
 
 
-@compiled
+@compile_once
 def _fill(room: _Room, min_tokens: int, limit: int, rule: int) -> int:
     """Fill the lightest rank from the expert of a heavier rank that fills it best; repeat; return how many replicas."""
     load_X, load_G, held_GS, used_G, replica_Y3, _ = room
@@ -154,7 +154,7 @@ def _fill(room: _Room, min_tokens: int, limit: int, rule: int) -> int:
         load_X[best] -= best_tokens
 
 
-@compiled
+@compile_once
 def _try_node(node_load_X: NDArray[np.int64], min_tokens: int, limit: int, room: _Room) -> tuple[int, int]:
     """Find the best choice of the rules for `limit`; return the tokens of its slowest rank and its number of replicas.
 
@@ -189,7 +189,7 @@ def _try_node(node_load_X: NDArray[np.int64], min_tokens: int, limit: int, room:
     return best_slowest, best_replicas
 
 
-@compiled
+@compile_once
 def _lower_node(
     node_load_X: NDArray[np.int64],
     min_tokens: int,
@@ -220,7 +220,7 @@ def _lower_node(
         middle = (too_low + slowest) // 2
 
 
-@compiled
+@compile_once
 def _busiest(replica_Y3: NDArray[np.int64], room: _Room) -> int:
     """Return the most replicas that leave or enter one rank of a node."""
     num_left_G, num_come_G = room.load_G, room.used_G
@@ -233,7 +233,7 @@ def _busiest(replica_Y3: NDArray[np.int64], room: _Room) -> int:
     return int(max(num_left_G.max(), num_come_G.max()))
 
 
-@compiled
+@compile_once
 def _balance(load_NX: NDArray[np.int64], limit: int, min_tokens: int, room: _Room, best: _Choice) -> int:
     """Write a choice for the smallest limit, at least `limit`, that all nodes reach; return that limit."""
     slowest_N = np.empty(len(load_NX), dtype=np.int64)
@@ -253,7 +253,7 @@ def _balance(load_NX: NDArray[np.int64], limit: int, min_tokens: int, room: _Roo
     return limit
 
 
-@compiled
+@compile_once
 def _weigh(
     load_NX: NDArray[np.int64], limit: int, min_tokens: int, price: int, room: _Room, best: _Choice, fewer: _Choice
 ) -> tuple[int, int]:
@@ -288,7 +288,7 @@ def _weigh(
     return limit, cost
 
 
-@compiled
+@compile_once
 def _order_by_load(
     load_E: NDArray[np.int64], expert_X: NDArray[np.int64], load_G: NDArray[np.int64]
 ) -> NDArray[np.int64]:
@@ -321,7 +321,7 @@ def _order_by_load(
     return rank_G
 
 
-@compiled
+@compile_once
 def replicate_rows(
     load_ME: NDArray[np.int64], by_rank_NX: NDArray[np.int64], num_ranks: int, slots: int, min_tokens: int, price: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
@@ -381,7 +381,7 @@ def replicate_rows(
     return limit_M, cost_M, end_M, index_Y2[:num_written], tokens_Y[:num_written]
 
 
-@compiled
+@compile_once
 def _no_choice(num_nodes: int, most: int) -> _Choice:
     return _Choice(
         np.empty((num_nodes, most, 3), dtype=np.int64),

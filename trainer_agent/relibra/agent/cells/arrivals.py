@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from relibra.agent.cells.gradient_windows import Tile, Window, padded_bytes
-from relibra.agent.experts import Experts, trained
+from relibra.agent.experts import Experts, require_gradients
 from relibra.agent.transport import ExpertTransport
 
 NUM_PARTS = 2
@@ -66,7 +66,10 @@ class Arrivals:
         """Counts up whenever the places that `places` returned are not to be used any more."""
         if transport.needs_places:
             sizes_bytes = [
-                sum(padded_bytes(each.numel() * (dtype or each.dtype).itemsize) for each in trained(of.parameters[0]))
+                sum(
+                    padded_bytes(each.numel() * (dtype or each.dtype).itemsize)
+                    for each in require_gradients(of.parameters[0])
+                )
                 for of in experts
             ]
             most_bytes = max(sizes_bytes, default=0) * num_slots * (transport.num_ranks - 1)

@@ -122,7 +122,7 @@ class StepCells:
         of_rank: NDArray[np.int32] = slot_expert_P.reshape(self._cluster.num_ranks, -1)[self._ep_rank]
         return of_rank
 
-    def replicated(self, micro_batch: int, layers: Sequence[int]) -> list[int]:
+    def layers_with_replicas(self, micro_batch: int, layers: Sequence[int]) -> list[int]:
         """Return the layers of `layers` that have replicas in this node."""
         key = micro_batch, tuple(layers)
         if key not in self._replicated:
@@ -138,7 +138,7 @@ class StepCells:
 
         The ranks that hold the same experts run micro-batches of the same index at the same time.
         """
-        planned = self._planned(micro_batch)
+        planned = self._row_of(micro_batch)
         return planned is not None and bool(self._is_anywhere_ML[planned, layer])
 
     def copies(self, micro_batch: int, layer: int) -> tuple[Copy, ...]:
@@ -173,7 +173,7 @@ class StepCells:
         in_node_Y = (rank_Y >= first_rank) & (rank_Y < first_rank + self._cluster.gpus_per_node)
         return tuple(Copy(*of_copy) for of_copy in np.stack(fields, axis=1)[in_node_Y].tolist())
 
-    def _planned(self, micro_batch: int) -> int | None:
+    def _row_of(self, micro_batch: int) -> int | None:
         """Return the micro-batch of the plan whose copies a micro-batch uses; None if the plan has none.
 
         Where more run than were planned, as in a step that is planned from history or that keeps the last plan, they
@@ -183,7 +183,7 @@ class StepCells:
 
     def _replicas_of(self, micro_batch: int, layer: int) -> slice | None:
         """Return where the replicas of a cell are; None if it has none."""
-        planned = self._planned(micro_batch)
+        planned = self._row_of(micro_batch)
         if planned is None:
             return None
         cell = planned * len(self._home_LP) + layer

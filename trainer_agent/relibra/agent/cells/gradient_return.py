@@ -15,7 +15,7 @@ from relibra.agent.cells.arrivals import NUM_PARTS, Arrivals
 from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.gradient_windows import TensorSize, Tile, windows_on
 from relibra.agent.cells.replicated_cell import ReplicatedCell
-from relibra.agent.experts import Experts, trained
+from relibra.agent.experts import Experts, require_gradients
 from relibra.agent.transport import ExpertTransport, Handle, Return
 from relibra.kernels import grad_accumulate
 
@@ -74,7 +74,7 @@ class GradientReturns:
 
     def _windows_of(self, cell: ReplicatedCell) -> Sequence[_Window]:
         """Find the windows of a cell, and remember them."""
-        rank, one = self._transport.rank, trained(cell.experts.parameters[0])
+        rank, one = self._transport.rank, require_gradients(cell.experts.parameters[0])
         dtypes = [self._dtype or each.dtype for each in one]
         sizes = tuple(TensorSize(each.numel(), dt.itemsize) for each, dt in zip(one, dtypes, strict=True))
         windows = windows_on(rank, cell.copies, sizes, self._arrivals.window_bytes)
@@ -203,7 +203,10 @@ def returning_bytes(experts: Iterable[Experts], num_slots: int, num_ranks: int, 
         dtype: as in `GradientReturn`. With a fixed dtype, outgoing gradients lie in the slots and need no more memory.
     """
     sizes = [
-        sum(parameter.numel() * (dtype or parameter.dtype).itemsize for parameter in trained(each.parameters[0]))
+        sum(
+            parameter.numel() * (dtype or parameter.dtype).itemsize
+            for parameter in require_gradients(each.parameters[0])
+        )
         for each in experts
     ]
     of_slots = max(sizes, default=0) * num_slots

@@ -154,10 +154,10 @@ class LayerExecution:
         if micro_batch.cells is not self._known_cells:
             self._known_cells, self._known = micro_batch.cells, {}
         if micro_batch.index not in self._known:
-            self._known[micro_batch.index] = self._found(micro_batch.cells, micro_batch.index)
+            self._known[micro_batch.index] = self._find_cell(micro_batch.cells, micro_batch.index)
         return self._known[micro_batch.index]
 
-    def _found(self, cells: StepCells, micro_batch: int) -> ReplicatedCell | None:
+    def _find_cell(self, cells: StepCells, micro_batch: int) -> ReplicatedCell | None:
         must_pass = self._reduces_early and cells.is_replicated_anywhere(micro_batch, self.index)
         if not must_pass and not cells.copies(micro_batch, self.index):
             return None
@@ -214,11 +214,11 @@ class LayerExecution:
             return
         layers = [layer for layer in self._chunk if cells.is_split(index, layer)]
         gather = self._context.split.gather_ahead if micro_batch.counts_ahead.is_agreed else None
-        expert_CTK = [self._told(micro_batch, layer) for layer in layers]
+        expert_CTK = [self._known_experts(micro_batch, layer) for layer in layers]
         ahead = cells_ahead(expert_CTK, cells.num_experts, cells.device, gather)
         micro_batch.ahead.update(zip(layers, ahead, strict=True))
 
-    def _told(self, micro_batch: MicroBatch, layer: int) -> Tensor | None:
+    def _known_experts(self, micro_batch: MicroBatch, layer: int) -> Tensor | None:
         """Return the experts `[T, K]` that the caller or a replay has set for a layer, -1 where its router decides."""
         if (given := micro_batch.given_experts) is not None:
             return given.routed_LTK[layer]

@@ -14,7 +14,7 @@ from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.counts_ahead import CellAhead, CountsAhead
 from relibra.agent.cells.given_routing import GivenRouting
 from relibra.agent.cells.replay import GivenExperts
-from relibra.planning.execution import sampled
+from relibra.planning.execution import sample_micro_batches
 from relibra.planning.load import narrow_counts
 
 
@@ -46,7 +46,7 @@ class RealisedLoad:
     @property
     def expert_load_NLE(self) -> NDArray[np.unsignedinteger]:
         """The counts by expert in the micro-batches of `sampled`, `[N, L, E]`. The host waits for the device."""
-        chosen_N = sampled(len(self.load_ML))
+        chosen_N = sample_micro_batches(len(self.load_ML))
         place = {int(micro_batch): index for index, micro_batch in enumerate(chosen_N)}
         by_slot = {cell: counts for cell, counts in self._by_slot.items() if cell[0] in place}
         load_NLE = np.zeros((len(chosen_N), self._load_ML.shape[1], self._num_experts), dtype=np.uint32)

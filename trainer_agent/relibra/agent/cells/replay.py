@@ -88,7 +88,7 @@ def check_routing(routed_LTK: Tensor, model: Model, device: torch.device) -> Giv
     return GivenExperts(routed_LTK=checked_LTK, has_native_L=tuple(has_native_L))
 
 
-def replayed(replay: Any) -> Tensor | None:
+def experts_to_replay(replay: Any) -> Tensor | None:
     """Return the experts `[T, K]` that a `RouterReplay` has for its router's next forward, -1 in rows that it leaves.
 
     Args:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.fetch import Moment, Use, next_use
 from relibra.agent.cells.slots import NUM_SIDES
-from relibra.agent.experts import Experts, trained
+from relibra.agent.experts import Experts, require_gradients
 
 
 class ReplicatedCell:
@@ -42,7 +42,7 @@ class ReplicatedCell:
         """Its backward, or a recomputation within the backward."""
         self.copies = self.use.copies
         """The replicas on ranks of this node; none if only other nodes or EP groups have replicas."""
-        self.layers = cells.replicated(micro_batch, chunk)
+        self.layers = cells.layers_with_replicas(micro_batch, chunk)
         """The layers of the chunk that have replicas in this micro-batch, ascending."""
         self.side = self.layers.index(layer) % NUM_SIDES if self.copies else 0
         """The side of the slots that its replicas fill."""
@@ -74,9 +74,9 @@ class ReplicatedCell:
         """The parameters that are inputs of `accept`, found in the first pass that has a backward."""
         home = self.experts.parameters
         if self._reduces_early:
-            return [parameter for of_slot in home for parameter in trained(of_slot)]
+            return [parameter for of_slot in home for parameter in require_gradients(of_slot)]
         slots = sorted({copy.source_slot for copy in self.copies if copy.source_rank == self._rank})
-        return [parameter for slot in slots for parameter in trained(home[slot])]
+        return [parameter for slot in slots for parameter in require_gradients(home[slot])]
 
     @cached_property
     def anchor(self) -> Tensor:

@@ -63,7 +63,7 @@ class Slots:
 
     def places(self, side: int, slot: int, layer: int) -> Sequence[Tensor]:
         """Return the memory of an expert of `layer` in one slot, tensor by tensor, to be filled by transfers."""
-        return self._viewed(self._weights, side, slot, layer, self._like[layer])
+        return self._view(self._weights, side, slot, layer, self._like[layer])
 
     def weights(self, side: int, slot: int, layer: int) -> list[Tensor]:
         """Return new tensors with this memory, for autograd, which does not see what transfers write."""
@@ -73,9 +73,9 @@ class Slots:
         """Return the memory of the fp32 gradients of these weights; empty without room for gradients."""
         if not self.has_gradients:
             return []
-        return self._viewed(self._gradients, side, slot, layer, self._like_gradients[layer])
+        return self._view(self._gradients, side, slot, layer, self._like_gradients[layer])
 
-    def _viewed(self, memory: Tensor, side: int, slot: int, layer: int, like: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _view(self, memory: Tensor, side: int, slot: int, layer: int, like: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return the tensors of a part of `memory`, which are made once."""
         key = side, slot, layer, memory is self._weights
         if key not in self._views:

@@ -144,7 +144,7 @@ class Visit:
         size, one = cell.num_tensors, cell.experts.parameters[0]
         own = [
             [
-                _produced(one[tensor], gradients[begin + tensor], into[begin + tensor] if into else None)
+                _take_gradient(one[tensor], gradients[begin + tensor], into[begin + tensor] if into else None)
                 for tensor in cell.trained
             ]
             for begin in range(0, cell.num_own * size, size)
@@ -182,7 +182,7 @@ class Passage:
         return passed
 
 
-def _produced(like: Tensor, gradient: Tensor | None, into: Tensor | None) -> Tensor:
+def _take_gradient(like: Tensor, gradient: Tensor | None, into: Tensor | None) -> Tensor:
     """Return the gradient of one tensor of a replica: autograd's, plus what a kernel added to `main_grad`."""
     if into is None:
         return torch.zeros_like(like) if gradient is None else gradient

@@ -43,7 +43,7 @@ class PlaceNames:
         return not self._homes.placement.moves_to(self._original)
 
     @contextmanager
-    def allowed(self) -> Iterator[None]:
+    def allow(self) -> Iterator[None]:
         """Allow names by place in the body, because the caller knows their order."""
         self._num_copies_under_way += 1
         try:
@@ -52,7 +52,7 @@ class PlaceNames:
             self._num_copies_under_way -= 1
 
     @contextmanager
-    def ignored(self) -> Iterator[None]:
+    def ignore(self) -> Iterator[None]:
         """Allow names in the body, because the caller gives them no meaning. State dicts by place stay refused."""
         self._num_ignored += 1
         try:
@@ -64,7 +64,7 @@ class PlaceNames:
         """Raise if a name does not stand for the expert of the same number, and may be given that meaning.
 
         Raises:
-            Unsupported: experts are away from their original places, outside `allowed` and `ignored`.
+            Unsupported: experts are away from their original places, outside `allow` and `ignore`.
         """
         if not self._num_ignored:
             self.check_reading(
@@ -77,7 +77,7 @@ class PlaceNames:
         """Raise if a place does not stand for the expert of the same number.
 
         Raises:
-            Unsupported: experts are away from their original places, outside `allowed`. Its text begins with `advice`.
+            Unsupported: experts are away from their original places, outside `allow`. Its text begins with `advice`.
         """
         if not self._num_copies_under_way and not self.are_original:
             raise Unsupported(

@@ -34,12 +34,12 @@ def logical_named_parameters(
         renamed: dict[str, str] = {}
         for prefix, module in model.named_modules():
             if id(module) in of_module:
-                renamed |= _renamed(prefix, *of_module[id(module)])
+                renamed |= _names_by_place(prefix, *of_module[id(module)])
         for name, parameter in model.named_parameters():
             yield chunk + renamed.get(name, name), parameter
 
 
-def _renamed(prefix: str, experts: Experts, logical_experts: Sequence[int]) -> dict[str, str]:
+def _names_by_place(prefix: str, experts: Experts, logical_experts: Sequence[int]) -> dict[str, str]:
     dot = f"{prefix}." if prefix else ""
     return {
         dot + experts.name(tensor, slot): dot + experts.name(tensor, logical)
@@ -93,24 +93,24 @@ def _alone(module: Any, slot: int, rank: _Rank) -> Any:
         modules = {"local_experts": nn.ModuleList([module.local_experts[slot]])}
     else:
         modules = {name: _alone_in(each, slot, rank) for name, each in module._modules.items()}
-    return _changed(module, num_local_experts=1, ep_group=rank, _modules=modules)
+    return _copy_with(module, num_local_experts=1, ep_group=rank, _modules=modules)
 
 
 def _alone_in(linear: Any, slot: int, rank: _Rank) -> Any:
     """Return a grouped product, also inside an adapter, with the expert of `slot` only; return others unchanged."""
     wrapped = getattr(linear, "_modules", {}).get("to_wrap")
     if wrapped is not None:
-        return _changed(linear, _modules=linear._modules | {"to_wrap": _alone_in(wrapped, slot, rank)})
+        return _copy_with(linear, _modules=linear._modules | {"to_wrap": _alone_in(wrapped, slot, rank)})
     if not hasattr(linear, "_pg_collection"):
         return linear
     groups = copy.copy(linear._pg_collection)
     groups.ep = rank
     of_slot = {f"{kind}0": linear._parameters.get(f"{kind}{slot}") for kind in ("weight", "bias")}
     parameters = {name: parameter for name, parameter in of_slot.items() if parameter is not None}
-    return _changed(linear, num_gemms=1, _pg_collection=groups, _parameters=parameters)
+    return _copy_with(linear, num_gemms=1, _pg_collection=groups, _parameters=parameters)
 
 
-def _changed(module: Any, **attributes: Any) -> Any:
+def _copy_with(module: Any, **attributes: Any) -> Any:
     """Return a shallow copy of a module with other attributes, without calling its own `__copy__`."""
     changed = object.__new__(type(module))
     vars(changed).update(vars(module) | attributes)

@@ -81,7 +81,7 @@ class WeightGuard:
 
     def note_trained(self) -> None:
         """Remember the present weights as the trained ones, without waiting for the device."""
-        self._trained, self._visiting = self._noted(), None
+        self._trained, self._visiting = self._get_note(), None
 
     def note_begun(self, *, has_moved: bool) -> None:
         """Remember the weights of a step that begins, after `check_trained`, which has read them if none has moved."""
@@ -91,7 +91,7 @@ class WeightGuard:
 
     def note_visiting(self) -> None:
         """Remember the present weights as restored ones, beside the trained ones, without waiting for the device."""
-        self._visiting = self._noted()
+        self._visiting = self._get_note()
 
     def forget(self) -> None:
         """Expect any weights, because an optimizer or the loading of a checkpoint changes them."""
@@ -122,7 +122,7 @@ class WeightGuard:
             RelibraError: other weights are there.
         """
         if self._trained is not None:
-            self._check(self._taken(), [self._trained])
+            self._check(self._get_checksums(), [self._trained])
 
     def check_known(self) -> None:
         """Check that trained or restored weights are in the modules, before they are exported or copied.
@@ -131,7 +131,7 @@ class WeightGuard:
             RelibraError: other weights are there.
         """
         if self._trained is not None:
-            self._check(self._taken(), self._known)
+            self._check(self._get_checksums(), self._known)
 
     def check_layer(self, layer: int) -> None:
         """Check the weights of one layer before they enter a checkpoint.
@@ -164,14 +164,14 @@ class WeightGuard:
     def _known(self) -> list[_Noted]:
         return [noted for noted in (self._trained, self._visiting) if noted is not None]
 
-    def _noted(self) -> _Noted | None:
-        checksums = self._taken()
+    def _get_note(self) -> _Noted | None:
+        checksums = self._get_checksums()
         if checksums is None:
             return None
         layers = self._experts if self._has_moved() else ()
         return _Noted(checksums=checksums, sample_of={layer: self._sample_of(layer) for layer in layers})
 
-    def _taken(self) -> Checksums | None:
+    def _get_checksums(self) -> Checksums | None:
         if not self.is_armed:
             return None
         self._versions = {layer: self._version_of(layer) for layer in self._experts}

@@ -130,7 +130,7 @@ class Homes:
             )
 
     @contextmanager
-    def lent(self, target: Placement) -> Iterator[None]:
+    def lend(self, target: Placement) -> Iterator[None]:
         """Collective: have all weights, without optimizer state, at their places in `target` in the body.
 
         If the body raises on one rank, that rank logs the error and waits for the others to bring the weights back.
@@ -180,7 +180,7 @@ class Homes:
         """Raise unless the optimizer state and the lookup tables of the layers belong to the present placement.
 
         Raises:
-            RelibraError: weights are at other places inside `lent`.
+            RelibraError: weights are at other places inside `lend`.
         """
         if self._is_lent:
             raise RelibraError(

@@ -80,7 +80,7 @@ class FusedAdamReader(StateReader):
 
     def tensors(self, key: Tensor) -> list[Tensor]:
         """See `StateReader`; of fp8 tensors, return the bytes."""
-        return [part for tensor in super().tensors(key) for part in _stored(tensor)]
+        return [part for tensor in super().tensors(key) for part in _storage_of(tensor)]
 
     def scales(self, key: Tensor) -> list[Tensor]:
         """Return the scales of fp16 and fp8 tensors."""
@@ -97,7 +97,7 @@ def _is_fp8(tensor: Tensor) -> bool:
     return hasattr(tensor, "_scale_inv")
 
 
-def _stored(tensor: Any) -> list[Tensor]:
+def _storage_of(tensor: Any) -> list[Tensor]:
     """Return the tensors that hold the bits of a tensor.
 
     An fp8 tensor of Transformer Engine looks like fp32. It may keep a second copy in transposed order, which for a flat

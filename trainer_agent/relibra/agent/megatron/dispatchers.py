@@ -23,7 +23,7 @@ from torch import Tensor
 from relibra.agent.cells.token_copies import token_copies
 from relibra.agent.needed import check_instances, check_needs
 from relibra.agent.needs import DISPATCHER_NEEDS
-from relibra.agent.refusals import unsupported
+from relibra.agent.refusals import refuse
 from relibra.errors import InvalidInput
 from relibra.planning import Cluster
 
@@ -41,12 +41,12 @@ def check_dispatcher(dispatcher: Any, num_experts_per_rank: int, cluster: Cluste
         InvalidInput: HybridEP cannot dispatch to the slots of `cluster`.
     """
     if not isinstance(dispatcher, MoEAlltoAllTokenDispatcher | MoEAllGatherTokenDispatcher | MoEFlexTokenDispatcher):
-        raise unsupported(
+        raise refuse(
             f"a dispatcher of type {type(dispatcher).__name__}", "megatron's own 'alltoall', 'allgather' or 'flex'"
         )
     manager = _manager(dispatcher)
     if isinstance(dispatcher, MoEFlexTokenDispatcher) and not (_is(manager, _DEEPEP) or _is(manager, _HYBRIDEP)):
-        raise unsupported(
+        raise refuse(
             f"a flex dispatcher with a manager of type {type(manager).__name__}",
             "moe_flex_dispatcher_backend='deepep' or 'hybridep'",
         )

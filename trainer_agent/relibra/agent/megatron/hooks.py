@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from relibra.agent.cells.layer import LayerExecution
 from relibra.agent.cells.micro_batch import current_of_any, running
-from relibra.agent.cells.replay import MicroBatchReplay, replayed
+from relibra.agent.cells.replay import MicroBatchReplay, experts_to_replay
 from relibra.agent.homes.checkpoint import logical_sharded_state_dict
 from relibra.agent.megatron.dispatchers import over_slots, use_groups_of
 from relibra.agent.megatron.layers import router_of
@@ -55,7 +55,7 @@ def install(layer: Any, chunk: nn.Module, execution: LayerExecution, cluster: Cl
     layer.preprocess, layer.experts.forward = preprocess, forward
     if has_replay:  # else the framework's own replay or the router decides; `replay_obstacle` says so
         router.router_replay = MicroBatchReplay(plain_replay, execution.routing)
-        execution.listen(lambda: replayed(plain_replay))
+        execution.listen(lambda: experts_to_replay(plain_replay))
     # Transformer Engine refuses to capture a module that has hooks. Without an entrance, `remap` begins the cell.
     entrances = [
         module.register_forward_pre_hook(lambda *_: execution.enter())

@@ -17,7 +17,7 @@ from relibra.agent.adapters import check_parameters, product
 from relibra.agent.megatron.dispatchers import check_dispatcher
 from relibra.agent.needed import check_instances
 from relibra.agent.needs import QUANTIZED_NEEDS
-from relibra.agent.refusals import check_config, sharding, unsupported
+from relibra.agent.refusals import check_config, refuse, sharding
 from relibra.errors import InvalidInput
 from relibra.planning import Cluster, Model
 
@@ -85,7 +85,7 @@ def router_of(layer: Any) -> Any:
     for module in layer.router.modules():
         if isinstance(module, TopKRouter):
             return module
-    raise unsupported(f"a router of type {type(layer.router).__name__}", "megatron's TopKRouter, or a subclass")
+    raise refuse(f"a router of type {type(layer.router).__name__}", "megatron's TopKRouter, or a subclass")
 
 
 def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
@@ -96,20 +96,20 @@ def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
         Unsupported: the agent cannot execute the layer as configured; the message names an alternative.
     """
     if not isinstance(layer, MoELayer):
-        raise unsupported(f"a MoE layer of type {type(layer).__name__}", "megatron's MoELayer, or a subclass")
+        raise refuse(f"a MoE layer of type {type(layer).__name__}", "megatron's MoELayer, or a subclass")
     config = layer.config
     num_parts = getattr(layer.token_dispatcher, "tp_size", 1)
     check_config(config, expert_tensor_parallel_size=num_parts)
     check_dispatcher(layer.token_dispatcher, layer.num_local_experts, cluster)
     if not isinstance(layer.experts, SequentialMLP | TEGroupedMLP):
-        raise unsupported(f"experts of type {type(layer.experts).__name__}", "SequentialMLP or TEGroupedMLP")
+        raise refuse(f"experts of type {type(layer.experts).__name__}", "SequentialMLP or TEGroupedMLP")
     if config.fp8:
         if isinstance(layer.experts, SequentialMLP):
-            raise unsupported("fp8 with SequentialMLP", "moe_grouped_gemm=True")
+            raise refuse("fp8 with SequentialMLP", "moe_grouped_gemm=True")
         check_instances([product(layer.experts, name)[1] for name in _PRODUCTS], QUANTIZED_NEEDS)
     for name in _PRODUCTS:
         if getattr(product(layer.experts, name)[1], "te_quant_params", None) is not None:
-            raise unsupported(
+            raise refuse(
                 f"a quant_recipe with a rule for {name} of experts, which overrides fp8_recipe",
                 "no rule for experts in quant_recipe",
             )
@@ -118,7 +118,7 @@ def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
         _check_norm_of_gradients(layer.experts)
     router_of(layer)
     if not isinstance(layer.layer_number, int):
-        raise unsupported("a MoE layer without a number", "layer.set_layer_number(number in the model, from 1)")
+        raise refuse("a MoE layer without a number", "layer.set_layer_number(number in the model, from 1)")
     for field, expected, got in (
         ("model.num_experts", config.num_moe_experts, model.num_experts),
         ("model.top_k", config.moe_router_topk, model.top_k),
@@ -144,7 +144,7 @@ def _check_norm_of_gradients(experts: nn.Module) -> None:
         return
     for name, parameter in experts.named_parameters():
         if parameter.requires_grad and not getattr(parameter, "tensor_model_parallel", False):
-            raise unsupported(
+            raise refuse(
                 f"experts with a parameter {name} that is not marked as tensor_model_parallel, in a job with tensor "
                 "parallelism: this megatron-core leaves its gradients out of their norm on all tensor-parallel ranks "
                 "but the first, so the norm would change when experts move",

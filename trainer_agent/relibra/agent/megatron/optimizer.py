@@ -12,7 +12,7 @@ from torch import Tensor
 from relibra.agent.homes.checkpoint import loading_remainders, refusing_physical_order, refusing_places
 from relibra.agent.homes.optimizer_state import OptimizerState, Shard
 from relibra.agent.homes.state_readers import reader_of
-from relibra.agent.refusals import ddp_refusals, optimizer_refusals, unsupported
+from relibra.agent.refusals import ddp_refusals, optimizer_refusals, refuse
 
 _KNOWN = (FP32Optimizer, Float16OptimizerWithFloat16Params, DistributedOptimizer)
 
@@ -38,14 +38,14 @@ def optimizer_state(optimizer: Any) -> OptimizerState:
             for refusal in refusals:
                 raise refusal.error
             if part.config.use_precision_aware_optimizer and not reader_of(part.optimizer).knows_dtypes:
-                raise unsupported(
+                raise refuse(
                     f"use_precision_aware_optimizer=True with this {type(part.optimizer).__name__}, which does not "
                     "say in name_to_dtype_map what it keeps",
                     "Transformer Engine's FusedAdam (2.1 to 2.18 do), or use_precision_aware_optimizer=False",
                 )
             part = part.optimizer
         if not isinstance(part, torch.optim.Optimizer):
-            raise unsupported(
+            raise refuse(
                 f"{type(part).__name__}, which keeps its state where a reorder cannot move it",
                 "megatron's Adam or SGD",
             )

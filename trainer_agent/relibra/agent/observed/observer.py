@@ -12,7 +12,7 @@ from relibra.agent.observed.counter import ChoiceCounter
 from relibra.agent.plans.plan_source import PlanSource
 from relibra.errors import RelibraError
 from relibra.planning import Cause, ExecutionReport, Phase
-from relibra.planning.execution import sampled
+from relibra.planning.execution import sample_micro_batches
 from relibra.planning.load import narrow_counts
 from relibra.wire.client import PlannerClient
 
@@ -59,7 +59,7 @@ class Observer:
                 causes=(Cause.OBSERVING,),
                 reason="the job only observes",
                 realised_load_ML=load_MLE.sum(axis=-1),
-                expert_load_NLE=narrow_counts(load_MLE[sampled(len(load_MLE))].astype(np.uint32)),
+                expert_load_NLE=narrow_counts(load_MLE[sample_micro_batches(len(load_MLE))].astype(np.uint32)),
                 duration_s=elapsed_s,
             )
         )

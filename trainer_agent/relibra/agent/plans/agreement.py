@@ -74,8 +74,8 @@ class Offer:
         fields = (
             self.step,
             int(self.plan_id is not None),
-            _signed(plan_id.epoch),
-            _signed(plan_id.version),
+            _as_signed(plan_id.epoch),
+            _as_signed(plan_id.version),
             int.from_bytes(self.digest[:8].ljust(8, b"\0"), "little", signed=True),
             _LACK_BY_CODE.index(self.lack),
             int(self.is_scheduled),
@@ -158,7 +158,7 @@ def exchange(offer: Offer, group: dist.ProcessGroup) -> list[Offer]:
     Raises:
         RelibraError: a rank did not take part in time.
     """
-    return [Offer.from_tensor(each) for each in gathered(offer.to_tensor(), "agreeing on a plan", group)]
+    return [Offer.from_tensor(each) for each in gather_tensors(offer.to_tensor(), "agreeing on a plan", group)]
 
 
 def together(action: Callable[[], None], what: str, group: dist.ProcessGroup) -> str | None:
@@ -177,7 +177,7 @@ def together(action: Callable[[], None], what: str, group: dist.ProcessGroup) ->
         log.exception("%s failed", what)
         own = f" (this rank: {type(error).__name__}: {error})"
     mine = torch.tensor([bool(own)], dtype=torch.int64, device="cpu")
-    failed = [rank for rank, has_failed in enumerate(gathered(mine, f"{what}{own}", group)) if has_failed.item()]
+    failed = [rank for rank, has_failed in enumerate(gather_tensors(mine, f"{what}{own}", group)) if has_failed.item()]
     return f"{what} failed on {names_of(failed)}{own}" if failed else None
 
 
@@ -187,10 +187,10 @@ def least(mine: int, what: str, group: dist.ProcessGroup) -> int:
     Raises:
         RelibraError: a rank did not take part in time.
     """
-    return min(int(each.item()) for each in gathered(torch.tensor([mine], device="cpu"), what, group))
+    return min(int(each.item()) for each in gather_tensors(torch.tensor([mine], device="cpu"), what, group))
 
 
-def gathered(mine: torch.Tensor, what: str, group: dist.ProcessGroup) -> list[torch.Tensor]:
+def gather_tensors(mine: torch.Tensor, what: str, group: dist.ProcessGroup) -> list[torch.Tensor]:
     """Collective: return the tensors of all ranks of `group`, by rank.
 
     The first rank collects the tensors and sends them to all. Gloo's own all-gather passes them on from rank to rank,
@@ -211,7 +211,7 @@ def gathered(mine: torch.Tensor, what: str, group: dist.ProcessGroup) -> list[to
     return list(all_RX.unbind())
 
 
-def told(mine: Told, what: str, ranks: Sequence[int], group: dist.ProcessGroup) -> list[Told]:
+def tell(mine: Told, what: str, ranks: Sequence[int], group: dist.ProcessGroup) -> list[Told]:
     """Collective over `ranks`, a few ranks of `group`: return what each of them tells, in their order.
 
     Args:
@@ -249,5 +249,5 @@ def _phases(bits: int) -> frozenset[Phase]:
     return frozenset(phase for bit, phase in enumerate(Phase) if bits >> bit & 1)
 
 
-def _signed(value: int) -> int:
+def _as_signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from relibra.agent.plans.agreement import gathered, names_of
+from relibra.agent.plans.agreement import gather_tensors, names_of
 from relibra.errors import RelibraError
 
 
@@ -52,7 +52,7 @@ def raise_on_all(found: Mapping[Concern, RelibraError | None], when: str, group:
     mine = torch.tensor([error is not None for error in found.values()], dtype=torch.int64, device="cpu")
     own = next(filter(None, found.values()), None)
     waiting = f"agreeing to go on {when}" + (f" (this rank: {own})" if own is not None else "")
-    error = objection(found, when, [flags.tolist() for flags in gathered(mine, waiting, group)])
+    error = objection(found, when, [flags.tolist() for flags in gather_tensors(mine, waiting, group)])
     if error is not None:
         raise error
 

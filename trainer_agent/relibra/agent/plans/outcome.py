@@ -13,7 +13,7 @@ from relibra.agent.cells.counts_ahead import CountsAhead
 from relibra.agent.cells.given_routing import GivenRouting
 from relibra.agent.cells.micro_batch import RealisedLoad
 from relibra.agent.cells.replay import GivenExperts
-from relibra.agent.plans.agreement import Spent, told
+from relibra.agent.plans.agreement import Spent, tell
 from relibra.agent.plans.stopwatch import Clock, Stopwatch
 from relibra.agent.transport.timed import TimedTransport
 from relibra.errors import Unsupported
@@ -139,7 +139,7 @@ class PhaseRecord:
             RelibraError: a rank did not take part in time.
         """
         mine = self.realised.load_ML, self.realised.expert_load_NLE, self.measured
-        of_stages = told(mine, "adding up the reports of pipeline stages", pipeline, everyone)
+        of_stages = tell(mine, "adding up the reports of pipeline stages", pipeline, everyone)
         loads, expert_loads, measured = zip(*of_stages, strict=True)
         return ExecutionReport(
             step=self.outcome.step,
@@ -147,13 +147,13 @@ class PhaseRecord:
             applied=self.outcome.applied,
             causes=self.outcome.causes,
             reason=self.outcome.reason,
-            realised_load_ML=_added(loads),
-            expert_load_NLE=narrow_counts(_added(expert_loads).astype(np.uint32)),
+            realised_load_ML=_sum_counts(loads),
+            expert_load_NLE=narrow_counts(_sum_counts(expert_loads).astype(np.uint32)),
             **PhaseFigures.total(measured).figures() | numbers,
         )
 
 
-def _added(counts: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
+def _sum_counts(counts: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
     """Return the sum of the counts of pipeline stages, the last of which may have run fewer micro-batches."""
     total = np.zeros((max(map(len, counts)), *counts[0].shape[1:]), dtype=np.int64)
     for of_stage in counts:

@@ -210,7 +210,7 @@ class Session:
         """Log an error that nobody expects, and drop what probably caused it: the step, or else the report."""
         text = f"{type(error).__name__}: {error}"
         message = "an unexpected error while asking the planner or reporting to it: %s"
-        self._unexpected.met(text, message, text, level=logging.ERROR, exc_info=True)
+        self._unexpected.note(text, message, text, level=logging.ERROR, exc_info=True)
         with self._changed:
             if step is not None:
                 if self._wanted == step:
@@ -248,7 +248,7 @@ class Session:
             if error.retryable:
                 return False
             if not self._membership.has_other_launch:  # which the log has already
-                self._refused_reports.met(
+                self._refused_reports.note(
                     type(error).__name__,
                     "the planner refused the report of step %d, %s: %s",
                     report.step,
@@ -284,7 +284,7 @@ class Session:
             reason = str(error)
             if not error.retryable:
                 if not self._membership.has_other_launch:  # which the log has already
-                    self._refused_plans.met(type(error).__name__, "no plan of step %d: %s", step, error)
+                    self._refused_plans.note(type(error).__name__, "no plan of step %d: %s", step, error)
                 fetched = PlanAnswer(None, reason, self._lack())
         with self._changed:
             if reason:

@@ -83,23 +83,23 @@ class Trial:
             s_per_token: how long it took.
         """
         if not self.is_running:
-            return self._rested(ran, s_per_token)
+            return self._rest(ran, s_per_token)
         if ran in self.warming:
             return replace(self, warming=self.warming - {ran})
         told = replace(self, times=self.times | {ran: (*self.times[ran], s_per_token)[-NUM_EACH:]})
         if told._num_lost > MOST_LOST:  # more steps could not turn it
-            return told._decided(Mode.PLAIN)
-        return told._decided(Mode.PLANNED) if min(map(len, told.times.values())) == NUM_EACH else told
+            return told._decide(Mode.PLAIN)
+        return told._decide(Mode.PLANNED) if min(map(len, told.times.values())) == NUM_EACH else told
 
     @property
     def _num_lost(self) -> int:
         return sum(slow >= fast for slow in self.times[Mode.PLANNED] for fast in self.times[Mode.PLAIN])
 
-    def _decided(self, verdict: Mode) -> "Trial":
+    def _decide(self, verdict: Mode) -> "Trial":
         pause = min(2 * self.pause, LONGEST_PAUSE) if verdict is self.verdict else FIRST_PAUSE
         return replace(self, verdict=verdict, is_running=False, pause=pause, left=pause, recent=())
 
-    def _rested(self, ran: Mode, s_per_token: float) -> "Trial":
+    def _rest(self, ran: Mode, s_per_token: float) -> "Trial":
         recent = (*self.recent, s_per_token)[-NUM_EACH:] if ran is self.verdict else self.recent
         rested = replace(self, recent=recent, left=self.left - 1)
         if rested.left > 0 and not rested._has_drifted:

@@ -18,7 +18,7 @@ class Trouble:
         self._causes: set[Hashable] = set()
         self._num_failures = 0
 
-    def met(
+    def note(
         self, cause: Hashable, message: str, *args: object, level: int = logging.WARNING, exc_info: bool = False
     ) -> None:
         """Count a failure; log it unless this cause was logged since the last success.

@@ -40,7 +40,7 @@ class WaitingReports:
         """Append a report of the attempt `epoch`, as in `QueuedReport`."""
         if len(self._queue) >= _MAX_REPORTS:
             dropped = self._queue.popleft().report
-            self._dropped.met(
+            self._dropped.note(
                 "away",
                 "dropped the report of step %d, %s: the planner is away for too long",
                 dropped.step,

@@ -72,21 +72,21 @@ class CudaMemory:
         """See `SymmetricMemory`."""
         what = f"allocate {size_bytes} bytes of symmetric memory"
         advice = f"leave it more GPU memory: fewer redundant slots need less; or {_ADVICE}"
-        (own,) = jointly([(what, partial(_allocated, size_bytes, self._device))], advice, self._group)
-        mapping = "map the memory of its peers", partial(_mapped, own, self._group)
+        (own,) = jointly([(what, partial(_allocate, size_bytes, self._device))], advice, self._group)
+        mapping = "map the memory of its peers", partial(_map, own, self._group)
         (handle,) = jointly([mapping], _MAPPING, self._group)
         peers = range(self.num_ranks)
         return [own if peer == self.rank else handle.get_buffer(peer, own.shape, own.dtype) for peer in peers]
 
     def current_stream(self) -> "_CudaStream":
         """See `SymmetricMemory`."""
-        return self._watched(None)
+        return self._watch(None)
 
     def side_stream(self) -> "_CudaStream":
         """See `SymmetricMemory`."""
-        return self._watched(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
+        return self._watch(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
 
-    def _watched(self, stream: torch.cuda.Stream | None) -> "_CudaStream":
+    def _watch(self, stream: torch.cuda.Stream | None) -> "_CudaStream":
         self._streams.append(_CudaStream(self._device, self._words, self.rank, stream))
         return self._streams[-1]
 
@@ -201,14 +201,14 @@ def _check_reach(device: torch.device, uuids: Sequence[str]) -> None:
             raise Unsupported(f"no peer access to the GPU of rank {uuids.index(uuid)}")
 
 
-def _allocated(size_bytes: int, device: torch.device) -> Tensor:
+def _allocate(size_bytes: int, device: torch.device) -> Tensor:
     from torch._C._distributed_c10d import _SymmetricMemory
 
     # Not `symm_mem.empty`, which asks for a memory pool. Torch has no pools with expandable_segments:True.
     return _SymmetricMemory.empty_strided_p2p((max(size_bytes, 1),), (1,), torch.uint8, device).zero_()[:size_bytes]
 
 
-def _mapped(own: Tensor, group: dist.ProcessGroup) -> Any:
+def _map(own: Tensor, group: dist.ProcessGroup) -> Any:
     from torch.distributed import _symmetric_memory
 
     torch.cuda.synchronize(own.device)  # the zeros must be there before peers write

@@ -43,12 +43,12 @@ def shared_blocks(size_bytes: int, group: dist.ProcessGroup) -> list[Tensor]:
     """
     what = f"allocate {size_bytes} bytes of shared memory"
     with ExitStack() as opened:
-        (own,) = jointly([(what, partial(_allocated, size_bytes))], _MORE_MEMORY, group, undo=os.close)
+        (own,) = jointly([(what, partial(_allocate, size_bytes))], _MORE_MEMORY, group, undo=os.close)
         opened.callback(os.close, own)
         blocks = exchange_descriptors(own, group)
         for each in blocks:
             opened.callback(os.close, each)
-        attempts = [(f"map the memory of rank {peer}", partial(_mapped, each)) for peer, each in enumerate(blocks)]
+        attempts = [(f"map the memory of rank {peer}", partial(_map, each)) for peer, each in enumerate(blocks)]
         return jointly(attempts, _MORE_MEMORY, group)
 
 
@@ -72,7 +72,7 @@ def exchange_descriptors(own: int, group: dist.ProcessGroup) -> list[int]:
     return jointly(attempts, _ONE_MACHINE, group, undo=os.close)
 
 
-def _allocated(size_bytes: int) -> int:
+def _allocate(size_bytes: int) -> int:
     descriptor = os.memfd_create("relibra")
     try:
         os.posix_fallocate(descriptor, 0, max(size_bytes, 1))
@@ -96,5 +96,5 @@ def _open(offer: _Offer) -> int:
     return descriptor
 
 
-def _mapped(descriptor: int) -> Tensor:
+def _map(descriptor: int) -> Tensor:
     return torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8)

@@ -60,7 +60,7 @@ class TimedTransport:
         """See `ExpertTransport`."""
         return _Timed(self, self._transport.start(sends, receives))
 
-    def counted(self, blocking: Callable[[], Result]) -> Result:
+    def wait_for(self, blocking: Callable[[], Result]) -> Result:
         """Call `blocking`, add the time it takes to `waited_s`, and return its result."""
         began_s = self._clock()
         result = blocking()
@@ -76,7 +76,7 @@ class TimedHost:
 
     def start(self, pulls: Sequence[Pull]) -> Handle:
         """See `HostPulls`. The call itself counts, too, because on a CPU the rank waits here."""
-        return _Timed(self._transport, self._transport.counted(lambda: self._host.start(pulls)))
+        return _Timed(self._transport, self._transport.wait_for(lambda: self._host.start(pulls)))
 
 
 class _Timed:
@@ -85,4 +85,4 @@ class _Timed:
 
     def wait(self) -> None:
         """See `Handle`."""
-        self._transport.counted(self._handle.wait)
+        self._transport.wait_for(self._handle.wait)

@@ -35,13 +35,13 @@ def routings(routed_experts: Any, seq_lengths: Any | None, layers: ModelLayers) 
             "routed_experts", expected=f"[B, S, layers, top {layers.top_k}]", got=list(ids_BSXK.shape)
         )
     if seq_lengths is None:
-        return [_replayed(ids_SXK, layers) for ids_SXK in ids_BSXK]
+        return [_rows_to_replay(ids_SXK, layers) for ids_SXK in ids_BSXK]
     lengths = as_integers(seq_lengths, "seq_lengths").tolist()
     if len(ids_BSXK) != 1 or sum(lengths) != ids_BSXK.shape[1]:
         raise InvalidInput.of(
             "routed_experts", expected=f"[1, {sum(lengths)}, layers, K] for the lengths", got=list(ids_BSXK.shape)
         )
-    return [_replayed(ids_BSXK[0, first:end], layers) for first, end in pairwise(accumulate(lengths, initial=0))]
+    return [_rows_to_replay(ids_BSXK[0, first:end], layers) for first, end in pairwise(accumulate(lengths, initial=0))]
 
 
 def rank_batch(micro_batches: Sequence[Sequence[SequenceRouting]]) -> RankBatch:
@@ -53,7 +53,7 @@ def rank_batch(micro_batches: Sequence[Sequence[SequenceRouting]]) -> RankBatch:
     )
 
 
-def _replayed(ids_TXK: Any, layers: ModelLayers) -> SequenceRouting:
+def _rows_to_replay(ids_TXK: Any, layers: ModelLayers) -> SequenceRouting:
     ids_TLK = layers.select_moe(ids_TXK, "routed_experts")
     has_row_T = np.logical_or(ids_TLK.any(axis=(1, 2)), layers.top_k == 1)
     ids_TLK = ids_TLK[has_row_T]

@@ -38,7 +38,9 @@ def rank_batch(batch: Any, layers: ModelLayers, train_micro_batch_size: int | No
     spans = _spans(batch, len(length_B), train_micro_batch_size)
     return RankBatch(
         routings=[
-            replayed(routed_BSXK[index, :num_tokens], layers, num_tokens=num_tokens, field=f"routed_experts[{index}]")
+            rows_to_replay(
+                routed_BSXK[index, :num_tokens], layers, num_tokens=num_tokens, field=f"routed_experts[{index}]"
+            )
             for index, num_tokens in enumerate(length_B)
         ],
         micro_batches=[list(range(first, end)) for first, end in spans],
@@ -49,7 +51,7 @@ def rank_batch(batch: Any, layers: ModelLayers, train_micro_batch_size: int | No
     )
 
 
-def replayed(
+def rows_to_replay(
     routed_experts: Any, layers: ModelLayers, *, num_tokens: int, field: str = "routed_experts"
 ) -> SequenceRouting:
     """Return the rows of a sequence as NeMo-RL replays them, without those that it leaves to the router.

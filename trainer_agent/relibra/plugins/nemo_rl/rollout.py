@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from relibra.plugins.nemo_rl import points
-from relibra.plugins.nemo_rl.batch import replayed
+from relibra.plugins.nemo_rl.batch import rows_to_replay
 from relibra.plugins.rollout_stream import stream
 
 _ROLLOUTS = "nemo_rl.experience.rollouts"
@@ -28,7 +28,7 @@ def install_in_rollout() -> None:
     Raises:
         Unsupported: this version of NeMo-RL lacks something that the plug-in relies on; the message names it.
     """
-    validations = [(algorithm, "validate", _silent) for algorithm in _ALGORITHMS]
+    validations = [(algorithm, "validate", _silence) for algorithm in _ALGORITHMS]
     for module, name, wrap in [(_ROLLOUTS, "run_sample_multi_turn_rollout", _reporting), *validations]:
         code = sys.modules.get(module)
         if code is not None and not hasattr(getattr(code, name, None), _IS_WRAPPED):
@@ -49,7 +49,7 @@ def _reporting(run: Callable[..., Any]) -> Callable[..., Any]:
     return run_sample_multi_turn_rollout
 
 
-def _silent(validate: Callable[..., Any]) -> Callable[..., Any]:
+def _silence(validate: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(validate)
     def silent(*args: Any, **kwargs: Any) -> Any:
         token = _VALIDATES.set(True)
@@ -71,4 +71,4 @@ def report(message_log: Sequence[dict[str, Any]]) -> None:
     routed = [message["routed_experts"] for message in message_log if message.get("routed_experts") is not None]
     if routed and len(routed) == len(message_log):
         tokens = torch.cat([message["token_ids"] for message in message_log])
-        stream().report(tokens, torch.cat(routed), replayed)
+        stream().report(tokens, torch.cat(routed), rows_to_replay)

@@ -20,7 +20,7 @@ from relibra.agent import Agent, Phase
 from relibra.agent.homes.snapshot import Snapshot
 from relibra.errors import Unsupported
 from relibra.plugins.attached_job import attach_job
-from relibra.plugins.balanced_passes import BalancedPasses, replaced
+from relibra.plugins.balanced_passes import BalancedPasses, replace_attribute
 from relibra.plugins.nemo_rl import points
 from relibra.plugins.nemo_rl.batch import rank_batch
 from relibra.plugins.nemo_rl.configuration import check_settings, layers_of
@@ -78,12 +78,12 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as NeMo-RL does, each global batch under a plan of its own."""
-        with self._planned():
+        with self._plan_passes():
             return super().train(*args, **kwargs)
 
     def get_logprobs(self, *args: Any, **kwargs: Any) -> Any:
         """Compute log-probabilities as NeMo-RL does, under a plan."""
-        with self._planned():
+        with self._plan_passes():
             return super().get_logprobs(*args, **kwargs)
 
     def begin_train_step(self, *args: Any, **kwargs: Any) -> None:
@@ -107,7 +107,7 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
             agent = self.passes.mover
             with nullcontext() if agent is None else agent.copying() as self._order_of_own:
                 swapped.enter_context(super().use_reference_model(*args, **kwargs))
-            with replaced(self, "_has_reference", True):
+            with replace_attribute(self, "_has_reference", True):
                 yield
 
     def _apply_state_dict_to_model(self, source_state_dict: Any, *args: Any, **kwargs: Any) -> None:
@@ -137,7 +137,7 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
         these, every expert is at its original place while the export is read.
         """
         weights = super()._iter_params_with_optional_kv_scales(*args, **kwargs)
-        return self.passes.exported(weights) if self._sends_names else self.passes.read_at_original_places(weights)
+        return self.passes.export(weights) if self._sends_names else self.passes.read_at_original_places(weights)
 
     def prepare_refit_info(self, *args: Any, **kwargs: Any) -> Any:
         """Name the weights that leave as NeMo-RL does, at their original places."""
@@ -160,7 +160,7 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
             return super().check_tensor_parallel_attributes(*args, **kwargs)
 
     @contextmanager
-    def _planned(self) -> Iterator[None]:
+    def _plan_passes(self) -> Iterator[None]:
         """Have every pass in the body planned, and end the last step."""
         if self.passes.agent is None:
             yield
@@ -183,8 +183,8 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
                 return run(*args, **kwargs)
 
         with (
-            replaced(policy_worker, "get_microbatch_iterator", get_microbatch_iterator),
-            replaced(policy_worker, "megatron_forward_backward", megatron_forward_backward),
+            replace_attribute(policy_worker, "get_microbatch_iterator", get_microbatch_iterator),
+            replace_attribute(policy_worker, "megatron_forward_backward", megatron_forward_backward),
         ):
             yield
         self.passes.end()

@@ -69,7 +69,7 @@ class RolloutPacking:
         """Note which step at the planner the actor's passes begin with after the updates of a rollout."""
         self._told = (rollout_id + 1, next_step)
 
-    def packed(self, args: Any, cp_size: int, length_S: Sequence[int], own: RolloutSchedule) -> RolloutSchedule:
+    def pack(self, args: Any, cp_size: int, length_S: Sequence[int], own: RolloutSchedule) -> RolloutSchedule:
         """Return the schedule of a rollout, packed if the planner agrees.
 
         Args:
@@ -89,7 +89,7 @@ class RolloutPacking:
             ]
         except Exception as error:  # any error: training goes on without packing
             is_known = isinstance(error, RelibraError)
-            self._unpacked.met(
+            self._unpacked.note(
                 type(error).__name__,
                 "relibra: rollout %d keeps the framework's own schedule: %s",
                 self.rollout_id,
@@ -199,7 +199,7 @@ def _build_packed(
     own = RolloutSchedule(
         partitions=partitions, micro_batch_indices=micro_batch_indices, num_microbatches=num_microbatches
     )
-    schedule = packing.packed(args, parallel["cp_size"], lengths, own)
+    schedule = packing.pack(args, parallel["cp_size"], lengths, own)
     return (schedule.partitions, schedule.micro_batch_indices, num_microbatches, *rest)
 
 

@@ -45,7 +45,7 @@ def rank_batch(
     offsets = as_integers(data["routed_experts"].offsets(), "routed_experts.offsets").tolist()
     if len(offsets) != len(lengths) + 1:
         raise InvalidInput.of("routed_experts", expected=f"{len(lengths)} sequences", got=len(offsets) - 1)
-    decode = _recorded if mode == "R2" else _rolled_out
+    decode = _rows_of if mode == "R2" else _rolled_out
     routings = [
         decode(rows_TXK[first:end], layers, num_tokens, f"routed_experts[{index}]")
         for index, ((first, end), num_tokens) in enumerate(zip(pairwise(offsets), lengths, strict=True))
@@ -63,7 +63,7 @@ def _rolled_out(rows_TXK: Any, layers: ModelLayers, num_tokens: int, field: str)
     return sequence_routing(rows_TXK, layers, num_tokens=num_tokens, field=field)
 
 
-def _recorded(rows_TXK: Any, layers: ModelLayers, num_tokens: int, field: str) -> SequenceRouting:
+def _rows_of(rows_TXK: Any, layers: ModelLayers, num_tokens: int, field: str) -> SequenceRouting:
     if len(rows_TXK) != num_tokens:
         raise InvalidInput.of(field, expected=f"a row for each of {num_tokens} tokens", got=len(rows_TXK))
     return SequenceRouting(

@@ -54,10 +54,10 @@ class Dealer:
         try:
             self._deal(driver_batch(batch, module), metrics, prefix)
         except RelibraError as error:
-            self._unpacked.met((type(error).__name__, str(error).partition(":")[0]), message, error)
+            self._unpacked.note((type(error).__name__, str(error).partition(":")[0]), message, error)
         except Exception as error:  # any error: training goes on with verl's own order
             text = f"{type(error).__name__}: {error}"
-            self._unpacked.met(text, message, text, level=logging.ERROR, exc_info=True)
+            self._unpacked.note(text, message, text, level=logging.ERROR, exc_info=True)
         else:
             metrics[_PACKED] = 1
             self._unpacked.over()
@@ -74,7 +74,7 @@ class Dealer:
         check_packable(job.ranks, job.cluster)
         length_S = batch.length_S
         verls = dealt_by_verl(len(length_S), job.ranks.data, mini_batch_sizes(self._trainer, len(length_S)))
-        dealt, reason = self._packed(job, batch, length_S, verls)
+        dealt, reason = self._pack(job, batch, length_S, verls)
         order_S = order_of(dealt, verls)
         batch.reorder(order_S)
         metrics.update(_balance_of(length_S[order_S], job.ranks.data, prefix))
@@ -87,7 +87,7 @@ class Dealer:
                 reason,
             )
 
-    def _packed(
+    def _pack(
         self, job: TrainedJob, batch: DriverBatch, length_S: NDArray[np.int64], verls: Dealt
     ) -> tuple[Dealt, str]:
         name, settings = job.settings.job, job.settings

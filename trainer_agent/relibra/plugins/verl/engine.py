@@ -10,7 +10,7 @@ from typing import Any
 from relibra.agent import Phase
 from relibra.errors import Unsupported
 from relibra.plugins.attached_job import attach_job
-from relibra.plugins.balanced_passes import BalancedPasses, replaced
+from relibra.plugins.balanced_passes import BalancedPasses, replace_attribute
 from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.settings import Mode, PluginSettings
 from relibra.plugins.verl import sent
@@ -142,7 +142,7 @@ def balanced(engine: type[Any], beside: str = "") -> type[Any]:
             with self.passes.ignoring_names():
                 weights, adapter = super().get_per_tensor_param(*args, **kwargs)
             # With an adapter, the export may be that of the adapter alone.
-            return self.passes.exported(weights, is_whole=adapter is None), adapter
+            return self.passes.export(weights, is_whole=adapter is None), adapter
 
         def get_per_tensor_param_shard(self, *args: Any, **kwargs: Any) -> Any:
             """Return verl's export of shards, which has every expert at its original place while it is read.
@@ -208,7 +208,7 @@ def balanced(engine: type[Any], beside: str = "") -> type[Any]:
                 note(data, micro_batches, indices)
                 return micro_batches, indices
 
-            with replaced(transformer_impl, "prepare_micro_batches", prepare_micro_batches):
+            with replace_attribute(transformer_impl, "prepare_micro_batches", prepare_micro_batches):
                 yield
 
     return BalancedEngine

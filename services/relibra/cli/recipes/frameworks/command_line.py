@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from relibra.cli.recipes.arguments import parsed
+from relibra.cli.recipes.arguments import parse
 from relibra.cli.recipes.frameworks.draft import Draft
 from relibra.cli.recipes.shipped import family_origin, known_options, origin
 
@@ -53,7 +53,7 @@ def _value(name: str, value: Any) -> Any:
         return None
     if name in ("fp8_format", "moe_layer_freq") or not isinstance(value, str):
         return value
-    return parsed(value)
+    return parse(value)
 
 
 def _translate(values: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from relibra.cli.recipes.shipped import (
     known_options,
     origin,
 )
-from relibra.cli.recipes.unknown import is_known, shown
+from relibra.cli.recipes.unknown import is_known, show_unknown
 
 _RENAMED = {
     "fp8_format": "fp8",
@@ -78,12 +78,12 @@ class Draft:
                 if self.family is None
                 else f"is taken for a {self.family.name}, from the name of the recipe"
             )
-            self.warnings.append(f"the model {shown(str(model or '')) or '(not named)'} {said}")
+            self.warnings.append(f"the model {show_unknown(str(model or '')) or '(not named)'} {said}")
         return self.family
 
     def name_model(self, model: Any) -> None:
         """Keep the name of a model, and its family if the name tells it."""
-        path = shown(str(model or ""))
+        path = show_unknown(str(model or ""))
         self.model, self.family = path.rstrip("/").rpartition("/")[2], find_family(path)
 
     def take(self, values: Mapping[str, Any], section: str = "") -> None:
@@ -102,7 +102,7 @@ class Draft:
             elif isinstance(value, str) and not is_known(value):
                 if not is_neutral(name):
                     self.warnings.append(
-                        f"{where}: the value of {option} is {shown(value)}, which the file does not tell"
+                        f"{where}: the value of {option} is {show_unknown(value)}, which the file does not tell"
                     )
                     self.settings.pop(name, None)
             elif name in known_options() or name in WRAPPER_OPTIONS:
