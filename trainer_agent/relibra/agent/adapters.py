@@ -36,10 +36,10 @@ def product(experts: Any, name: str) -> tuple[str, Any]:
         experts: a module of experts, or anything else that has products.
         name: `linear_fc1` or `linear_fc2`.
     """
-    path, found = name, getattr(experts, name, None)
-    while found is not None and "to_wrap" in getattr(found, "_modules", {}):
-        path, found = f"{path}.to_wrap", found.to_wrap
-    return path, found
+    path, part = name, getattr(experts, name, None)
+    while part is not None and "to_wrap" in getattr(part, "_modules", {}):
+        path, part = f"{path}.to_wrap", part.to_wrap
+    return path, part
 
 
 def check_parameters(experts: nn.Module) -> None:

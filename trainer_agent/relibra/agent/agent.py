@@ -82,7 +82,7 @@ class Agent(WeightAccess):
             index: LayerExecution(
                 index=index,
                 chunk=chunks[index],
-                experts=each,
+                experts=of_layer,
                 context=context,
                 reduces_early=reduces_early,
                 owner=self._phases,
@@ -92,7 +92,7 @@ class Agent(WeightAccess):
                 check_weights=guard.check_forward,
                 note_forward=places.forget_sharded_names,
             )
-            for index, each in experts.items()
+            for index, of_layer in experts.items()
         }
         """The MoE layers of this rank, by their index among the MoE layers of the whole model."""
 

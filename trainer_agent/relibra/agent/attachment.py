@@ -69,17 +69,17 @@ def attach(
     """
     chunks = [model_chunks] if isinstance(model_chunks, nn.Module) else list(model_chunks)
     refusal: Exception | None = None
-    found, held, unplanned = list[tuple[Any, nn.Module]](), list[Experts](), list[Experts]()
+    moe_layers, held, unplanned = list[tuple[Any, nn.Module]](), list[Experts](), list[Experts]()
     member, state, models = Member((), (), ()), OptimizerState([]), list[nn.Module]()
     try:
         check_needs()
         from relibra.agent import megatron  # imports what the check names, if it is missing
 
         models = [megatron.unwrap(chunk) for chunk in chunks]
-        found = megatron.find_layers(chunks)
-        layers = [layer for layer, _ in found]
+        moe_layers = megatron.find_layers(chunks)
+        layers = [layer for layer, _ in moe_layers]
         check_instances([*megatron.parts(chunks, layers), *megatron.optimizer_parts(optimizer)])
-        for layer, _ in found:
+        for layer, _ in moe_layers:
             megatron.check_layer(layer, config.model, config.cluster)
         state = megatron.optimizer_state(optimizer)
         held = [experts_of(layer.experts) for layer in layers]
@@ -95,15 +95,15 @@ def attach(
     groups = Groups.create(topology, config)
     with ExitStack() as hooks:
         hooks.callback(groups.close)
-        sizes = ExpertSizes.of((slot for each in held for slot in each.parameters), state.bytes_per_element)
+        sizes = ExpertSizes.of((slot for experts in held for slot in experts.parameters), state.bytes_per_element)
         model, advice = sizes.fill(config.model)
         if (groups.stage_index, groups.seat.ep_group, groups.seat.ep_rank) == (0, 0, 0):
             of_exports = None if config.homes_stay else advice_on_exports()
-            for each in filter(None, (advice, advice_on_version(megatron.version), of_exports, config.advice)):
-                log.warning(each)
+            for line in filter(None, (advice, advice_on_version(megatron.version), of_exports, config.advice)):
+                log.warning(line)
         config = replace(config, model=model)
         indices = topology.stage_layers[groups.stage_index]
-        by_index = dict(zip(indices, found, strict=True))
+        by_index = dict(zip(indices, moe_layers, strict=True))
         experts = dict(zip(indices, held, strict=True))
         device = next(parameter for model in models for parameter in model.parameters()).device
         original = Placement.identity(config.model, config.cluster)
@@ -117,8 +117,8 @@ def attach(
             buffer_bytes=config.reorder_buffer_bytes,
         )
         timed, host_copy = connect(config, groups, experts, device)
-        is_trained = any(require_gradients(each.parameters[0]) for each in held)
-        is_fused = is_trained and any(layer.config.gradient_accumulation_fusion for layer, _ in found)
+        is_trained = any(require_gradients(experts.parameters[0]) for experts in held)
+        is_fused = is_trained and any(layer.config.gradient_accumulation_fusion for layer, _ in moe_layers)
         gathered = {index: megatron.gathering(chunk, layer.experts) for index, (layer, chunk) in by_index.items()}
         source = plans or Session(config, token)
         attached: list[Agent] = []
@@ -154,7 +154,7 @@ def attach(
                 ),
                 reduces_early=config.cluster.num_ep_groups > 1 and any(map(megatron.reduces_early, chunks)),
                 replay_obstacle=lambda: next(
-                    filter(None, (replay_obstacle(layer.config, megatron.router_of(layer)) for layer, _ in found)),
+                    filter(None, (replay_obstacle(layer.config, megatron.router_of(layer)) for layer, _ in moe_layers)),
                     None,
                 ),
                 device=device,
@@ -165,7 +165,7 @@ def attach(
             if not config.homes_stay:
                 for index, (layer, _) in by_index.items():
                     hooks.callback(megatron.store_by_expert(layer, agent.layers[index]))
-                hooks.callback(watch_readers(chunks, optimizer, [layer for layer, _ in found], places, homes))
+                hooks.callback(watch_readers(chunks, optimizer, [layer for layer, _ in moe_layers], places, homes))
             if optimizer is not None:
                 hooks.callback(around_steps(optimizer, agent.check_before_training, guard.note_trained))
                 guard.sees_optimizer = True
@@ -211,4 +211,4 @@ def _exchange(member: Member, config: AgentConfig, refusal: Exception | None) ->
                     field, expected=f"{expected} on all ranks, as on rank 0", got=f"{got} on rank {rank}"
                 )
     token = agree_on_token([token for *_, token, _ in told], name_of_first=told[0][-1])
-    return [each for each, *_ in told], token
+    return [first for first, *_ in told], token

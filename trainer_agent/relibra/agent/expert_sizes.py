@@ -32,8 +32,12 @@ class ExpertSizes:
         """
         weight_bytes = state_bytes = 0
         for parameters in experts:
-            weights = [each.numel() * each.element_size() for each in parameters]
-            states = [each.numel() * bytes_per_element(each.dtype) for each in parameters if each.requires_grad]
+            weights = [parameter.numel() * parameter.element_size() for parameter in parameters]
+            states = [
+                parameter.numel() * bytes_per_element(parameter.dtype)
+                for parameter in parameters
+                if parameter.requires_grad
+            ]
             weight_bytes = max(weight_bytes, sum(weights))
             state_bytes = max(state_bytes, sum(weights) + sum(states))
         return cls(weight_bytes=weight_bytes, state_bytes=state_bytes)

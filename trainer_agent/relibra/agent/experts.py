@@ -106,7 +106,7 @@ class GroupedExperts:
             if f"{kind}0" in linear._parameters
         ]
         self._kinds = kinds
-        self._counting: list[Any] = [each for each in module.modules() if hasattr(each, "num_gemms")]
+        self._counting: list[Any] = [part for part in module.modules() if hasattr(part, "num_gemms")]
         self.num_home_slots = int(module.num_local_experts)
         if any(f"weight{slot}" not in linear._parameters for _, linear in self._linears for slot in self._slots):
             raise refuse(
@@ -151,15 +151,15 @@ class GroupedExperts:
                 for _, linear in self._linears:
                     if "bias0" in vars(linear):  # Transformer Engine's empty stand-in for missing biases
                         add(linear, f"bias{slot}", linear.bias0)
-            for each in self._counting:
-                each.num_gemms = first + len(replicas)
+            for module in self._counting:
+                module.num_gemms = first + len(replicas)
             for _, linear in self._linears:
                 quantized.make_room(linear, first + len(replicas))
                 quantized.forget(linear, but=homes)
             yield
         finally:
-            for each in self._counting:
-                each.num_gemms = first
+            for module in self._counting:
+                module.num_gemms = first
             for _, linear in self._linears:
                 quantized.forget(linear, but=homes)  # their memory, too
             for linear, name in added:

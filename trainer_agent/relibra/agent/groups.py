@@ -63,7 +63,7 @@ class Topology:
             Unsupported: ranks of one stage hold different layers or parts of weights, or two stages hold the same part
                 of a layer.
         """
-        seats = tuple(Seat(each.ep_ranks.index(r), each.edp_ranks.index(r)) for r, each in enumerate(members))
+        seats = tuple(Seat(member.ep_ranks.index(r), member.edp_ranks.index(r)) for r, member in enumerate(members))
         num_groups, num_ranks = config.cluster.num_ep_groups, config.cluster.num_ranks
         stages: dict[tuple[int, ...], None] = {}
         for member in members:
@@ -179,14 +179,14 @@ class Groups:
         mine = dist.get_rank()
 
         def own(member_lists: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-            found: dist.ProcessGroup | None = None
+            own: dist.ProcessGroup | None = None
             # Not with use_local_synchronization: torch then derives the name of a group from the number of groups that
             # a rank is in. Megatron's pipeline stages differ in that number, and their ranks would wait for each other.
             for ranks in member_lists:
                 created = dist.new_group(list(ranks), timeout=timeout)
-                found = created if mine in ranks else found
-            assert found is not None
-            return found
+                own = created if mine in ranks else own
+            assert own is not None
+            return own
 
         def own_part(size: int) -> dist.ProcessGroup:
             # Ranks of a stage are sorted by EP group and EP rank, and nodes divide EP groups.
@@ -242,7 +242,7 @@ class Groups:
         if all(map(_exists, self._all())):
             inner = self._inner()
             is_asleep = len(inner) < len(self._all())
-            if not is_asleep and any(known() is not each for known, each in zip(self._connected, inner, strict=True)):
+            if not is_asleep and any(known() is not group for known, group in zip(self._connected, inner, strict=True)):
                 log.info("the groups inside the agent's process groups were replaced: connecting their ranks again")
                 self._tell_listeners()
             return
@@ -257,8 +257,8 @@ class Groups:
 
     def _inner(self) -> list[dist.ProcessGroup]:
         """Return the groups that do the work. A wrapper holds its group in `group`, and None while it is destroyed."""
-        inner = (getattr(each, "group", each) for each in self._all())
-        return [each for each in inner if each is not None]
+        inner = (getattr(outer, "group", outer) for outer in self._all())
+        return [group for group in inner if group is not None]
 
     def _tell_listeners(self) -> None:
         self._connected = tuple(map(weakref.ref, self._inner()))

@@ -36,11 +36,11 @@ def check_instances(instances: Iterable[Any], needs: Iterable[Need] = (*NEEDS, *
         if need.use is Use.HELD:
             of_class.setdefault(need.name.partition(".")[0], []).append(need)
     lacks = (
-        f"{need}, which a {type(each).__name__} lacks"
-        for each in instances
-        for base in type(each).__mro__
+        f"{need}, which a {type(instance).__name__} lacks"
+        for instance in instances
+        for base in type(instance).__mro__
         for need in of_class.get(base.__name__, ())
-        if not hasattr(each, need.name.partition(".")[2])
+        if not hasattr(instance, need.name.partition(".")[2])
     )
     _refuse(list(dict.fromkeys(lacks)))
 
@@ -80,14 +80,14 @@ def _refuse(lacks: list[str]) -> None:
 
 def _lack(need: Need) -> str | None:
     try:
-        found: Any = importlib.import_module(need.module)
+        target: Any = importlib.import_module(need.module)
         for name in need.name.split("."):
-            found = getattr(found, name)
+            target = getattr(target, name)
     except (ImportError, AttributeError) as error:
         return f"{need}: {error}"
     if need.use is Use.READ:
         return None
-    differs = mismatch(need, parameters_of(found))
+    differs = mismatch(need, parameters_of(target))
     return None if differs is None else f"{need}: it {differs}"
 
 
@@ -96,7 +96,7 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, bool]:
     kinds = inspect.Parameter
     stars: dict[object, str] = {kinds.VAR_POSITIONAL: "*", kinds.VAR_KEYWORD: "**"}
     return {
-        stars.get(each.kind, "") + each.name: each.default is kinds.empty and each.kind not in stars
-        for each in inspect.signature(function).parameters.values()
-        if each.name != "self"
+        stars.get(parameter.kind, "") + parameter.name: parameter.default is kinds.empty and parameter.kind not in stars
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.name != "self"
     }

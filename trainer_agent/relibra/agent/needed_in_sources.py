@@ -33,18 +33,18 @@ class _Sources:
     def differs(self, need: Need) -> str | None:
         """Return how the sources differ from a need, or None."""
         owner, _, attribute = need.name.partition(".")
-        found = self._find(need.module, owner)
-        if found is None:
+        definition_of_owner = self._find(need.module, owner)
+        if definition_of_owner is None:
             return ""
         if attribute:
-            classes = list(self._with_bases(*found))
+            classes = list(self._with_bases(*definition_of_owner))
             if need.use is Use.HELD:
-                is_set = any(attribute in _find_assigned(each) for _, each in classes)
+                is_set = any(attribute in _find_assigned(definition) for _, definition in classes)
                 return None if is_set else ""
-            methods = (_member(each, attribute) for _, each in classes)
-            definition: ast.stmt | None = next((each for each in methods if each is not None), None)
+            methods = (_member(definition, attribute) for _, definition in classes)
+            definition: ast.stmt | None = next((member for member in methods if member is not None), None)
         else:
-            definition = found[1]
+            definition = definition_of_owner[1]
             if isinstance(definition, ast.ClassDef) and need.use is Use.CALLED:
                 definition = _member(definition, "__init__")
         if need.use is Use.READ:
@@ -82,7 +82,9 @@ class _Sources:
 
     def _file(self, module: str) -> Path | None:
         path = self._root.joinpath(*module.split("."))
-        return next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None)
+        return next(
+            (candidate for candidate in (path.with_suffix(".py"), path / "__init__.py") if candidate.is_file()), None
+        )
 
     def _module(self, file: Path) -> str:
         parts = file.relative_to(self._root).with_suffix("").parts
@@ -103,7 +105,7 @@ def _statements(module: ast.Module) -> Iterator[ast.stmt]:
         if isinstance(statement, ast.If):
             waiting = [*statement.body, *statement.orelse, *waiting]
         elif isinstance(statement, ast.Try):
-            handled = (each for handler in statement.handlers for each in handler.body)
+            handled = (inner for handler in statement.handlers for inner in handler.body)
             waiting = [*statement.body, *handled, *statement.orelse, *waiting]
 
 
@@ -116,36 +118,41 @@ def _absolute(statement: ast.ImportFrom, module: str, file: Path) -> str:
 
 
 def _member(definition: ast.ClassDef, name: str) -> ast.FunctionDef | None:
-    return next((each for each in definition.body if isinstance(each, ast.FunctionDef) and each.name == name), None)
+    return next((node for node in definition.body if isinstance(node, ast.FunctionDef) and node.name == name), None)
 
 
 @cache
 def _find_assigned(definition: ast.ClassDef) -> frozenset[str]:
     """Return the names that a class defines, or that its methods assign to `self`."""
     names: set[str] = set()
-    for each in definition.body:
-        if isinstance(each, ast.FunctionDef):
-            names.add(each.name)
-        elif isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
-            names.add(each.target.id)
-        elif isinstance(each, ast.Assign):
-            names |= {target.id for target in each.targets if isinstance(target, ast.Name)}
+    for statement in definition.body:
+        if isinstance(statement, ast.FunctionDef):
+            names.add(statement.name)
+        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            names.add(statement.target.id)
+        elif isinstance(statement, ast.Assign):
+            names |= {target.id for target in statement.targets if isinstance(target, ast.Name)}
     stored = (
-        each for each in ast.walk(definition) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)
+        node for node in ast.walk(definition) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
     )
-    names |= {each.attr for each in stored if isinstance(each.value, ast.Name) and each.value.id == "self"}
+    names |= {
+        attribute.attr for attribute in stored if isinstance(attribute.value, ast.Name) and attribute.value.id == "self"
+    }
     return frozenset(names)
 
 
 def _parameters(function: ast.FunctionDef) -> dict[str, bool]:
-    given = function.args
-    positional = [*given.posonlyargs, *given.args]
-    num_required = len(positional) - len(given.defaults)
-    found = {each.arg: i < num_required for i, each in enumerate(positional)}
-    if given.vararg is not None:
-        found[f"*{given.vararg.arg}"] = False
-    found |= {each.arg: default is None for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)}
-    if given.kwarg is not None:
-        found[f"**{given.kwarg.arg}"] = False
-    found.pop("self", None)
-    return found
+    arguments = function.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    num_required = len(positional) - len(arguments.defaults)
+    is_required = {argument.arg: i < num_required for i, argument in enumerate(positional)}
+    if arguments.vararg is not None:
+        is_required[f"*{arguments.vararg.arg}"] = False
+    is_required |= {
+        argument.arg: default is None
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    }
+    if arguments.kwarg is not None:
+        is_required[f"**{arguments.kwarg.arg}"] = False
+    is_required.pop("self", None)
+    return is_required

@@ -315,10 +315,10 @@ def mismatch(need: Need, parameters: dict[str, bool]) -> str | None:
     """
     if {"*args", "**kwargs"} <= parameters.keys():  # a wrapper that passes everything on
         return None
-    given = f"has ({', '.join(parameters)})"
+    expected = f"has ({', '.join(parameters)})"
     required = {name for name, is_required in parameters.items() if is_required}
     if need.use is Use.CALLED:
         fits = set(need.takes) <= parameters.keys() and required <= set(need.takes)
-        return None if fits else given
+        return None if fits else expected
     known = [name for name in parameters if name not in need.unused]
-    return None if tuple(known) == need.takes else given
+    return None if tuple(known) == need.takes else expected

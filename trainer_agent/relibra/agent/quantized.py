@@ -33,5 +33,5 @@ def forget(product: Any, *, but: Container[str] = ()) -> None:
     The backwards of earlier forwards keep what they need.
     """
     workspaces = getattr(product, "_fp8_workspaces", {})
-    for name in [each for each in workspaces if each not in but]:
+    for name in [key for key in workspaces if key not in but]:
         del workspaces[name]

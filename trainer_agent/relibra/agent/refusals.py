@@ -132,7 +132,8 @@ def _adapts_grouped_experts(config: Any) -> bool:
     targets = config.target_modules or ()
     targets = targets.split(",") if isinstance(targets, str) else targets
     is_on_experts = bool(config.share_expert_adapters) or any(
-        each == "all-linear" or ("linear_fc" in each and "shared_expert" not in each) for each in map(str, targets)
+        target == "all-linear" or ("linear_fc" in target and "shared_expert" not in target)
+        for target in map(str, targets)
     )
     return is_on_experts and not is_off and config.moe_grouped_gemm is not False
 

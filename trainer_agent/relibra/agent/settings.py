@@ -11,8 +11,8 @@ from relibra.agent.setting import Part, Refusal, Setting
 
 def refusals(part: Part, config: Any) -> list[Refusal]:
     """Return the refusals for a configuration of Megatron, or for any object with its fields."""
-    found = (each.refusal(config) for each in SETTINGS if each.part is part)
-    return [each for each in found if each is not None]
+    refusals = (setting.refusal(config) for setting in SETTINGS if setting.part is part)
+    return [refusal for refusal in refusals if refusal is not None]
 
 
 def _runs(name: str, values: str, tested: str = "", part: Part = Part.MODEL) -> Setting:

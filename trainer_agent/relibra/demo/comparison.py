@@ -90,7 +90,7 @@ def compare(
 
 def judge(steps: Sequence[StepComparison]) -> RunComparison:
     """Decide whether the balanced run was neutral (S5) and as balanced as its plans promised."""
-    worst = max(steps, key=lambda each: np.nan_to_num(each.difference, nan=np.inf))
+    worst = max(steps, key=lambda step: np.nan_to_num(step.difference, nan=np.inf))
     balanced, balanced_reason = _judge_balance(steps)
     neutral = bool(np.isfinite(worst.difference)) and worst.difference <= NEUTRAL_WITHIN
     return RunComparison(
@@ -106,18 +106,18 @@ def judge(steps: Sequence[StepComparison]) -> RunComparison:
 
 
 def _judge_balance(steps: Sequence[StepComparison]) -> tuple[bool, str]:
-    for each in steps:
-        if each.fell_back:
-            return False, f"step {each.step} ran without its plan: {each.fell_back}"
-        if abs(each.balanced_imbalance - each.prediction.imbalance_after) > 1e-6:
+    for step in steps:
+        if step.fell_back:
+            return False, f"step {step.step} ran without its plan: {step.fell_back}"
+        if abs(step.balanced_imbalance - step.prediction.imbalance_after) > 1e-6:
             return False, (
-                f"step {each.step} was planned for imbalance {each.prediction.imbalance_after:.4f} "
-                f"and realised {each.balanced_imbalance:.4f}"
+                f"step {step.step} was planned for imbalance {step.prediction.imbalance_after:.4f} "
+                f"and realised {step.balanced_imbalance:.4f}"
             )
-        if each.balanced_imbalance > each.plain_imbalance:
-            return False, f"step {each.step} got worse: {each.plain_imbalance:.4f} to {each.balanced_imbalance:.4f}"
+        if step.balanced_imbalance > step.plain_imbalance:
+            return False, f"step {step.step} got worse: {step.plain_imbalance:.4f} to {step.balanced_imbalance:.4f}"
     before, after = (
-        float(np.mean([getattr(each, field) for each in steps])) for field in ("plain_imbalance", "balanced_imbalance")
+        float(np.mean([getattr(step, field) for step in steps])) for field in ("plain_imbalance", "balanced_imbalance")
     )
     return True, f"imbalance fell from {before:.3f} to {after:.3f}, in every step exactly as planned"
 

@@ -69,7 +69,7 @@ def generate(model: torch.nn.Module, seed: int, step: int) -> Batch:
             tokens = torch.cat([tokens, (logits + noise).argmax(dim=-1, keepdim=True)], dim=1)
         routed = gpt.read_recording(len(tokens))
     sequences = tokens.numpy()
-    rewards = np.array([reward(each[:-LENGTH], each[-LENGTH:]) for each in sequences])
+    rewards = np.array([reward(sequence[:-LENGTH], sequence[-LENGTH:]) for sequence in sequences])
     return Batch(
         tokens=sequences,
         routed_experts=routed.numpy().astype(np.uint8),

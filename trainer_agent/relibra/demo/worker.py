@@ -49,14 +49,14 @@ class Worker:
         while missing := [index for index in range(len(workers)) if index not in answers]:
             pipes: dict[Connection, int] = {workers[index]._pipe: index for index in missing}
             deaths = {workers[index]._process.sentinel: index for index in missing}
-            for each in wait([*pipes, *deaths]):
-                if isinstance(each, Connection):
+            for ready in wait([*pipes, *deaths]):
+                if isinstance(ready, Connection):
                     try:
-                        answers[pipes[each]] = each.recv()
+                        answers[pipes[ready]] = ready.recv()
                     except EOFError:
-                        raise workers[pipes[each]]._error_of_death() from None
-                elif isinstance(each, int) and not workers[deaths[each]]._pipe.poll():
-                    raise workers[deaths[each]]._error_of_death()
+                        raise workers[pipes[ready]]._error_of_death() from None
+                elif isinstance(ready, int) and not workers[deaths[ready]]._pipe.poll():
+                    raise workers[deaths[ready]]._error_of_death()
         return [answers[index] for index in range(len(workers))]
 
     def _error_of_death(self) -> RelibraError:

@@ -128,13 +128,13 @@ def observe_megatron(settings: PluginSettings, layers: ModelLayers, chunks: Any,
     from relibra.agent import megatron
 
     chunks = [chunks] if isinstance(chunks, nn.Module) else list(chunks)
-    found = [layer for layer, _ in megatron.find_layers(chunks)]
+    layers_of_model = [layer for layer, _ in megatron.find_layers(chunks)]
     numbers: list[list[int]] = [[]] * dist.get_world_size()
-    dist.all_gather_object(numbers, [layer.layer_number for layer in found])
+    dist.all_gather_object(numbers, [layer.layer_number for layer in layers_of_model])
     order = sorted({number for of_rank in numbers for number in of_rank})
     described = Model(num_layers=layers.num_moe_layers, num_experts=layers.num_experts, top_k=layers.top_k)
     return observe(
-        {order.index(layer.layer_number): megatron.router_of(layer) for layer in found},
+        {order.index(layer.layer_number): megatron.router_of(layer) for layer in layers_of_model},
         num_experts=layers.num_experts,
         top_k=layers.top_k,
         group=parallel_state.get_expert_model_parallel_group(),

@@ -71,4 +71,4 @@ def _attribute(module: Any, path: str) -> Any:
 def _parameters(function: Any) -> list[str]:
     """Return the parameters of a function that have a name of their own."""
     parameters = inspect.signature(function).parameters
-    return [name for name, each in parameters.items() if name not in _BOUND and each.kind not in _COLLECTING]
+    return [name for name, parameter in parameters.items() if name not in _BOUND and parameter.kind not in _COLLECTING]

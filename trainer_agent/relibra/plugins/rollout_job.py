@@ -36,8 +36,8 @@ def publish(job: RolloutJob) -> None:
 def find_rollout_job() -> RolloutJob | None:
     """Return the job that a training process of this Ray job published last; None without Ray, and before that."""
     key = _key()
-    found = None if key is None else _ray_keys()._internal_kv_get(key, namespace=_NAMESPACE)
-    return None if found is None else pickle.loads(found)
+    value = None if key is None else _ray_keys()._internal_kv_get(key, namespace=_NAMESPACE)
+    return None if value is None else pickle.loads(value)
 
 
 def _key() -> bytes | None:

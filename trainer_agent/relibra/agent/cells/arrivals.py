@@ -67,8 +67,8 @@ class Arrivals:
         if transport.needs_places:
             sizes_bytes = [
                 sum(
-                    padded_bytes(each.numel() * (dtype or each.dtype).itemsize)
-                    for each in require_gradients(of.parameters[0])
+                    padded_bytes(parameter.numel() * (dtype or parameter.dtype).itemsize)
+                    for parameter in require_gradients(of.parameters[0])
                 )
                 for of in experts
             ]

@@ -67,7 +67,7 @@ class GivenRouting:
         if not self._agrees:
             return None
         compared = [layer for layers, _ in self._agrees for layer in layers]
-        agrees = torch.cat([each for _, each in self._agrees]).tolist()
+        agrees = torch.cat([flag for _, flag in self._agrees]).tolist()
         different = sorted({layer for layer, same in zip(compared, agrees, strict=True) if not same})
         if not different:
             return None
@@ -76,8 +76,8 @@ class GivenRouting:
     def _compare_waiting(self) -> None:
         """Compare the cells that wait, those of one shape together."""
         by_shape: dict[torch.Size, list[tuple[int, Tensor, Tensor]]] = {}
-        for each in self._waiting:
-            by_shape.setdefault(each[1].shape, []).append(each)
+        for waiting in self._waiting:
+            by_shape.setdefault(waiting[1].shape, []).append(waiting)
         self._waiting, self._waiting_bytes = [], 0
         for cells in by_shape.values():
             layers, expert_CTK, routing_map_CTE = zip(*cells, strict=True)

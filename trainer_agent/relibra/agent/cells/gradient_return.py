@@ -75,10 +75,10 @@ class GradientReturns:
     def _windows_of(self, cell: ReplicatedCell) -> Sequence[_Window]:
         """Find the windows of a cell, and remember them."""
         rank, one = self._transport.rank, require_gradients(cell.experts.parameters[0])
-        dtypes = [self._dtype or each.dtype for each in one]
-        sizes = tuple(TensorSize(each.numel(), dt.itemsize) for each, dt in zip(one, dtypes, strict=True))
+        dtypes = [self._dtype or parameter.dtype for parameter in one]
+        sizes = tuple(TensorSize(parameter.numel(), dt.itemsize) for parameter, dt in zip(one, dtypes, strict=True))
         windows = windows_on(rank, cell.copies, sizes, self._arrivals.window_bytes)
-        version, found = self._arrivals.version, list[_Window]()
+        version, taken = self._arrivals.version, list[_Window]()
         places = self._arrivals.places([window.tiles for window in windows], dtypes)
         for window, rooms in zip(windows, places, strict=True):
             leaving, of_copy = dict[int, list[Tile]](), dict[int, list[Tensor]]()
@@ -89,11 +89,11 @@ class GradientReturns:
                     of_copy.setdefault(i, []).append(row)
             transfers = Return.of(self._transport, cell.copies, lambda copy, rows=of_copy: rows.get(copy, ()))  # type: ignore[misc]
             arriving = [(tile, room.gradients_RN) for tile, room in rooms if tile.home_rank == rank]
-            found.append(_Window(transfers, leaving, arriving))
+            taken.append(_Window(transfers, leaving, arriving))
         if self._arrivals.version != version:
             self._windows.clear()  # they keep the memory from before
-        self._windows[cell] = found
-        return found
+        self._windows[cell] = taken
+        return taken
 
 
 class GradientReturn:
@@ -151,7 +151,7 @@ class GradientReturn:
         self._own = []
         if not sums:
             return [None] * len(parameters)
-        return [sums[each].to(each.dtype) if each in sums else None for each in parameters]
+        return [sums[parameter].to(parameter.dtype) if parameter in sums else None for parameter in parameters]
 
     def _start_next(self) -> None:
         """Begin to move the next window, if there is one. All ranks of the node make this call at the same points."""
@@ -205,9 +205,9 @@ def returning_bytes(experts: Iterable[Experts], num_slots: int, num_ranks: int, 
     sizes = [
         sum(
             parameter.numel() * (dtype or parameter.dtype).itemsize
-            for parameter in require_gradients(each.parameters[0])
+            for parameter in require_gradients(of_layer.parameters[0])
         )
-        for each in experts
+        for of_layer in experts
     ]
     of_slots = max(sizes, default=0) * num_slots
     return min(of_slots * (num_ranks - 1), ARRIVING_BYTES) + (of_slots if dtype is None else 0)

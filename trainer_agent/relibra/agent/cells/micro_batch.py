@@ -86,8 +86,8 @@ class RealisedLoad:
 
 def _read(counts: Iterable[Tensor]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the elements of tensors one after the other, in one transfer, and where each tensor ends."""
-    flat = [each.reshape(-1) for each in counts]
-    return torch.cat(flat).cpu().numpy().astype(np.int64), np.cumsum([len(each) for each in flat])
+    flat = [count.reshape(-1) for count in counts]
+    return torch.cat(flat).cpu().numpy().astype(np.int64), np.cumsum([len(count) for count in flat])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

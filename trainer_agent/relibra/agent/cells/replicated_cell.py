@@ -49,15 +49,15 @@ class ReplicatedCell:
         self.num_own = sum(copy.destination_rank == rank for copy in self.copies)
         """The number of replicas on this rank."""
         one = experts.parameters[0]
-        self.trained = [tensor for tensor, each in enumerate(one) if each.requires_grad]
+        self.trained = [tensor for tensor, parameter in enumerate(one) if parameter.requires_grad]
         """The indices of the tensors of an expert that require gradients."""
         self.num_tensors = len(one)
         """The number of tensors of an expert."""
         self.frozen = [
             slot * len(one) + tensor
             for slot in range(self.num_own)
-            for tensor, each in enumerate(one)
-            if not each.requires_grad
+            for tensor, parameter in enumerate(one)
+            if not parameter.requires_grad
         ]
         """The indices of the tensors of the replicas on this rank that require no gradients."""
         self._rank, self._reduces_early = rank, reduces_early

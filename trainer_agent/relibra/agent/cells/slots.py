@@ -44,9 +44,9 @@ class Slots:
         with_gradients: bool,
         memory: Memory = zeros,
     ) -> None:
-        self._like = {layer: [_like(each) for each in of.parameters[0]] for layer, of in experts.items()}
+        self._like = {layer: [_like(parameter) for parameter in of.parameters[0]] for layer, of in experts.items()}
         self._weights = _sides(self._like.values(), num_slots, device, memory)
-        self._like_gradients = {layer: [_fp32(each) for each in like] for layer, like in self._like.items()}
+        self._like_gradients = {layer: [_fp32(weight) for weight in like] for layer, like in self._like.items()}
         self._gradients = _sides(self._like_gradients.values(), num_slots if with_gradients else 0, device, zeros)
         self.has_gradients = with_gradients
         self._views: dict[tuple[int, int, int, bool], list[Tensor]] = {}
@@ -67,7 +67,7 @@ class Slots:
 
     def weights(self, side: int, slot: int, layer: int) -> list[Tensor]:
         """Return new tensors with this memory, for autograd, which does not see what transfers write."""
-        return [each.data for each in self.places(side, slot, layer)]
+        return [place.data for place in self.places(side, slot, layer)]
 
     def gradients(self, side: int, slot: int, layer: int) -> Sequence[Tensor]:
         """Return the memory of the fp32 gradients of these weights; empty without room for gradients."""

@@ -125,7 +125,7 @@ class Visit:
         """Return the weights of this rank's replicas, slot by slot."""
         cell, slots = self._cell, self._context.slots
         self._context.fetcher.take(self.use, cell.side, cell.following(self.use, self._moment))
-        return [each for slot in range(cell.num_own) for each in slots.weights(cell.side, slot, self.use.layer)]
+        return [weight for slot in range(cell.num_own) for weight in slots.weights(cell.side, slot, self.use.layer)]
 
     def fetch_again(self) -> None:
         """Fill the slots with the weights of the forward, and zero the gradients that kernels add to."""
@@ -159,7 +159,9 @@ class Visit:
         cell, slots = self._cell, self._context.slots
         if not slots.has_gradients:
             return []
-        return [each for slot in range(cell.num_own) for each in slots.gradients(cell.side, slot, self.use.layer)]
+        return [
+            gradient for slot in range(cell.num_own) for gradient in slots.gradients(cell.side, slot, self.use.layer)
+        ]
 
 
 class Passage:

@@ -119,8 +119,8 @@ class PlaceNames:
         present = self.order()
         self._accept(
             what,
-            is_present=all(each == present for each in orders),
-            is_other=any(each not in (None, present) for each in orders),
+            is_present=all(order == present for order in orders),
+            is_other=any(order not in (None, present) for order in orders),
         )
 
     def check_writing_state(self, what: str) -> None:

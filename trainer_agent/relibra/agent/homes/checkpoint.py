@@ -92,7 +92,7 @@ def _alone(module: Any, slot: int, rank: _Rank) -> Any:
     if hasattr(module, "local_experts"):
         modules = {"local_experts": nn.ModuleList([module.local_experts[slot]])}
     else:
-        modules = {name: _alone_in(each, slot, rank) for name, each in module._modules.items()}
+        modules = {name: _alone_in(part, slot, rank) for name, part in module._modules.items()}
     return _copy_with(module, num_local_experts=1, ep_group=rank, _modules=modules)
 
 

@@ -64,8 +64,8 @@ class ExpertTensors:
                 for parameter in slot
                 for tensor in (parameter, *self._state.tensors_of(parameter), *self._state.scales_of(parameter))
             ]
-            for each in self._experts.values()
-            for slot in each.parameters
+            for of_layer in self._experts.values()
+            for slot in of_layer.parameters
         )
         # The parts of an expert for several groups are padded separately, and every message has a checksum.
         return max(
@@ -112,7 +112,9 @@ class ExpertTensors:
                         f"layer {move.layer} differently: expected elements {first} to {last - 1} of a parameter, got "
                         f"{start} to {stop - 1}"
                     )
-                tensors += [each[start - first : stop - first] for each in self._state.tensors_of(parameter)] + scales
+                tensors += [
+                    tensor[start - first : stop - first] for tensor in self._state.tensors_of(parameter)
+                ] + scales
         return tensors
 
     def _shares_state(self, move: Move, sender: int, receiver: int) -> bool:
@@ -134,7 +136,7 @@ class ExpertTensors:
 def owned_ranges(experts: Mapping[int, Experts], state: OptimizerState) -> Ranges:
     """Return the ranges that this rank owns."""
     return {
-        (layer, slot): np.array([state.range_of(each) for each in parameters], dtype=np.int64)
+        (layer, slot): np.array([state.range_of(parameter) for parameter in parameters], dtype=np.int64)
         for layer, of_layer in experts.items()
         for slot, parameters in enumerate(of_layer.parameters)
     }

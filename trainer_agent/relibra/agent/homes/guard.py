@@ -181,7 +181,9 @@ class WeightGuard:
     def _taken_of(self, layer: int) -> Tensor:
         check_memory({layer: self._experts[layer]}, self._device)
         of_slots = self._experts[layer].parameters
-        sums = [_sum_of_words(each, *self._range_of(each)) for parameters in of_slots for each in parameters]
+        sums = [
+            _sum_of_words(parameter, *self._range_of(parameter)) for parameters in of_slots for parameter in parameters
+        ]
         return torch.stack(sums).view(len(of_slots), -1)
 
     def _has_other_sample(self, layer: int) -> bool:
@@ -193,14 +195,16 @@ class WeightGuard:
         """Return bit patterns of some elements of every parameter: one launch, which reads little."""
         check_memory({layer: self._experts[layer]}, self._device)
         of_slots = self._experts[layer].parameters
-        return torch.cat([_few_words(each, *self._range_of(each)) for parameters in of_slots for each in parameters])
+        return torch.cat(
+            [_few_words(parameter, *self._range_of(parameter)) for parameters in of_slots for parameter in parameters]
+        )
 
     def _range_of(self, parameter: nn.Parameter) -> tuple[int, int]:
         """Return the range that only this rank checks, or all of a frozen parameter, which no optimizer owns."""
         return self._state.range_of(parameter) if parameter.requires_grad else (0, parameter.numel())
 
     def _version_of(self, layer: int) -> int:
-        return sum(each._version for parameters in self._experts[layer].parameters for each in parameters)
+        return sum(parameter._version for parameters in self._experts[layer].parameters for parameter in parameters)
 
     def _check(self, present: Checksums | None, known: list[_Noted]) -> None:
         if not present:
@@ -233,12 +237,12 @@ def check_memory(experts: Mapping[int, Experts], device: torch.device) -> None:
     """
     for layer, of_layer in experts.items():
         for parameters in of_layer.parameters:
-            for each in parameters:
+            for parameter in parameters:
                 where = ""
-                if not each.numel() or each.untyped_storage().nbytes() < each.nbytes:
+                if not parameter.numel() or parameter.untyped_storage().nbytes() < parameter.nbytes:
                     where = "have no memory"
-                elif each.device != device:
-                    where = f"are on {each.device} and not on {device}"
+                elif parameter.device != device:
+                    where = f"are on {parameter.device} and not on {device}"
                 if where:
                     raise RelibraError(
                         f"the weights of MoE layer {layer} {where}: bring them back from their offload before "

@@ -208,5 +208,5 @@ class Homes:
                 device=self._device,
             )
         finally:
-            for each in self._experts.values():
-                each.forget_quantized()
+            for of_layer in self._experts.values():
+                of_layer.forget_quantized()

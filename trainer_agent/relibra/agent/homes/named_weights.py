@@ -20,11 +20,11 @@ def check_named(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
             "the named weights", expected=f"all {len(own)} of this rank", got=f"none for {', '.join(missing[:4])}"
         )
     for name, parameter in own.items():
-        each = given[name]  # a mapping may read it from a file now
-        if not isinstance(each, Tensor):
-            raise InvalidInput.of(name, expected="a tensor", got=type(each).__name__)
-        if each.shape != parameter.shape:
-            raise InvalidInput.of(name, expected=f"shape {tuple(parameter.shape)}", got=tuple(each.shape))
+        weight = given[name]  # a mapping may read it from a file now
+        if not isinstance(weight, Tensor):
+            raise InvalidInput.of(name, expected="a tensor", got=type(weight).__name__)
+        if weight.shape != parameter.shape:
+            raise InvalidInput.of(name, expected=f"shape {tuple(parameter.shape)}", got=tuple(weight.shape))
 
 
 @torch.no_grad()

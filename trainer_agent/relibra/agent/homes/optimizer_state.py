@@ -96,8 +96,8 @@ class OptimizerState:
         if self._shard_of is None or not any(reader.has_scales for reader in self._readers):
             return
         for parameters in zip(*slots, strict=True):
-            ranges = {self.range_of(each) for each in parameters}
-            if len(ranges) > 1 and not ranges <= {(0, 0), *((0, each.numel()) for each in parameters)}:
+            ranges = {self.range_of(parameter) for parameter in parameters}
+            if len(ranges) > 1 and not ranges <= {(0, 0), *((0, parameter.numel()) for parameter in parameters)}:
                 raise Unsupported(
                     "relibra's agent does not support fp16 and fp8 in exp_avg_dtype, exp_avg_sq_dtype and "
                     "main_params_dtype with these expert-data-parallel ranks, which share the state of some experts, "

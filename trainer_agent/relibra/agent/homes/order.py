@@ -28,10 +28,10 @@ def orders_in(loaded: Mapping[str, Any], prefix: str, experts: Sequence[str]) ->
         experts: the names of the experts modules in the module, without `prefix`; "" for the module itself.
     """
     modules = [f"{prefix}{name}." if name else prefix for name in experts]
-    found = [loaded.get(each + ORDER) for each in modules if any(key.startswith(each) for key in loaded)]
+    orders = [loaded.get(prefix + ORDER) for prefix in modules if any(key.startswith(prefix) for key in loaded)]
     if prefix + ORDER in loaded:
-        found.append(loaded[prefix + ORDER])
-    return found
+        orders.append(loaded[prefix + ORDER])
+    return orders
 
 
 def check_state_dicts(
@@ -58,7 +58,7 @@ def check_state_dicts(
             without an order, such as adapters or dense layers alone.
     """
     undo = ExitStack()
-    names = [name for name, module in model.named_modules() if any(module is each for each in experts)]
+    names = [name for name, module in model.named_modules() if any(module is part for part in experts)]
 
     def before_state_dict(*_: Any) -> None:
         check_reading("state_dict()")
@@ -69,12 +69,12 @@ def check_state_dicts(
         if orders:
             check_writing("load_state_dict()", orders)
 
-    for module, inside in [(model, names), *((each, [""]) for each in experts)]:
+    for module, inside in [(model, names), *((part, [""]) for part in experts)]:
         undo.callback(_state_order(module, order, not_stored))
         writing = module.register_load_state_dict_pre_hook(functools.partial(before_load, inside))  # type: ignore[no-untyped-call]
         undo.callback(writing.remove)
-    for each in experts:
-        reading = each.register_state_dict_pre_hook(before_state_dict)  # type: ignore[no-untyped-call]
+    for of_layer in experts:
+        reading = of_layer.register_state_dict_pre_hook(before_state_dict)  # type: ignore[no-untyped-call]
         undo.callback(reading.remove)
     return undo.close
 

@@ -171,7 +171,7 @@ class Transfer:
     def _pack(self, moves: Sequence[Move], sender: int, receiver: int) -> _Message:
         tensors = [self._expert_tensors.tensors(move, sender, receiver, at_source=True) for move in moves]
         header = torch.zeros(len(moves), dtype=torch.int64, device=self._device)
-        buffer = expert_pack([header, *(tensor for each in tensors for tensor in each)], self._device)
+        buffer = expert_pack([header, *(tensor for of_expert in tensors for tensor in of_expert)], self._device)
         message = _Message(moves=moves, tensors=tensors, buffer=buffer)
         message.checksums.copy_(torch.stack([checksum for _, _, checksum in message.parts()]))
         return message
@@ -179,7 +179,7 @@ class Transfer:
     def _make_room(self, moves: Sequence[Move], sender: int, receiver: int) -> _Message:
         tensors = [self._expert_tensors.tensors(move, sender, receiver, at_source=False) for move in moves]
         header = torch.zeros(len(moves), dtype=torch.int64, device=self._device)
-        size_bytes = packed_size_bytes([header, *(tensor for each in tensors for tensor in each)])
+        size_bytes = packed_size_bytes([header, *(tensor for of_expert in tensors for tensor in of_expert)])
         buffer = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
         return _Message(moves=moves, tensors=tensors, buffer=buffer)
 

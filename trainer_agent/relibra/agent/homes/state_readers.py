@@ -85,12 +85,12 @@ class FusedAdamReader(StateReader):
     def scales(self, key: Tensor) -> list[Tensor]:
         """Return the scales of fp16 and fp8 tensors."""
         state, scales = self._optimizer.state.get(key, {}), self._optimizer._scales.get(key, {})
-        found: list[Tensor] = []
+        of_state: list[Tensor] = []
         for name in sorted(scales):
             if self._optimizer.name_to_dtype_map[name] in _SCALED and name in state:
-                found.append(scales[name])
-                found += [state[name]._scale_inv, state[name]._quantizer.scale] if _is_fp8(state[name]) else []
-        return found
+                of_state.append(scales[name])
+                of_state += [state[name]._scale_inv, state[name]._quantizer.scale] if _is_fp8(state[name]) else []
+        return of_state
 
 
 def _is_fp8(tensor: Tensor) -> bool:
@@ -128,4 +128,4 @@ class HybridReader(StateReader):
         if inner is None:
             return []
         # Between a load and the next step, the state also has main weights of its own. A checkpoint would store them.
-        return [inner, *(each for each in super().tensors(key) if each.dim() > 0 and each is not inner)]
+        return [inner, *(tensor for tensor in super().tensors(key) if tensor.dim() > 0 and tensor is not inner)]

@@ -49,7 +49,7 @@ def find_layers(chunks: Sequence[nn.Module]) -> list[tuple[Any, nn.Module]]:
     """
     plain = set(map(id, layers_without_plans(chunks)))
     found = [(layer, chunk) for chunk in chunks for layer in _moe_layers(chunk) if id(layer) not in plain]
-    return sorted(found, key=lambda each: each[0].layer_number or 0)
+    return sorted(found, key=lambda pair: pair[0].layer_number or 0)
 
 
 def layers_without_plans(chunks: Sequence[nn.Module]) -> list[Any]:
@@ -58,12 +58,14 @@ def layers_without_plans(chunks: Sequence[nn.Module]) -> list[Any]:
     Rollouts do not report their routing, and frameworks do not replay it, so there is nothing to plan from. They are
     found by where they are: from 0.17 on, megatron numbers them from 1 again, as decoder layers.
     """
-    predictors = (each for chunk in chunks for each in chunk.modules() if isinstance(each, MultiTokenPredictionLayer))
+    predictors = (
+        module for chunk in chunks for module in chunk.modules() if isinstance(module, MultiTokenPredictionLayer)
+    )
     return [layer for predictor in predictors for layer in _moe_layers(predictor)]
 
 
 def _moe_layers(module: nn.Module) -> list[Any]:
-    return [each for each in module.modules() if isinstance(each, BaseMoELayer)]
+    return [part for part in module.modules() if isinstance(part, BaseMoELayer)]
 
 
 def parts(chunks: Sequence[nn.Module], layers: Sequence[Any]) -> list[Any]:
@@ -72,7 +74,7 @@ def parts(chunks: Sequence[nn.Module], layers: Sequence[Any]) -> list[Any]:
         [layer, *(getattr(layer, name, None) for name in ("config", "token_dispatcher", "experts"))] for layer in layers
     )
     found = [*(level for chunk in chunks for level in levels(chunk)), *(part for layer in of_layers for part in layer)]
-    products = (product(each, name)[1] for each in found for name in _PRODUCTS)
+    products = (product(part, name)[1] for part in found for name in _PRODUCTS)
     return [*found, *products]
 
 

@@ -58,9 +58,9 @@ def optimizer_parts(optimizer: Any) -> list[Any]:
 
     After each of them comes the optimizer inside of it, which may be megatron's, too.
     """
-    known = (each for each in _parts(optimizer) if isinstance(each, _KNOWN))
-    inner = ((each, getattr(each, "optimizer", each)) for each in known)
-    return [each for pair in inner if pair[1] is not None for each in pair]
+    known = (part for part in _parts(optimizer) if isinstance(part, _KNOWN))
+    inner = ((part, getattr(part, "optimizer", part)) for part in known)
+    return [part for pair in inner if pair[1] is not None for part in pair]
 
 
 def _parts(optimizer: Any) -> list[Any]:

@@ -20,14 +20,14 @@ def chosen_experts(output: Any, num_experts: int) -> Tensor:
     Raises:
         Unsupported: the output has neither, as that of a router that is a mere projection.
     """
-    found = list(_tensors(output))
-    for each in found:
-        if each.dtype is torch.bool and each.dim() >= 2 and each.shape[-1] == num_experts:
-            return each
-    for each in found:
-        if not (each.is_floating_point() or each.is_complex() or each.dtype is torch.bool) and each.dim() >= 2:
-            return each
-    got = ", ".join(f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in found)
+    tensors = list(_tensors(output))
+    for tensor in tensors:
+        if tensor.dtype is torch.bool and tensor.dim() >= 2 and tensor.shape[-1] == num_experts:
+            return tensor
+    for tensor in tensors:
+        if not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool) and tensor.dim() >= 2:
+            return tensor
+    got = ", ".join(f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in tensors)
     raise Unsupported(
         f"expected a router that returns a bool map [tokens, {num_experts}] or ids of experts [tokens, top_k], got "
         f"{got or type(output).__name__}; say how to read it: observe(..., chosen=lambda output: ids)"
@@ -48,5 +48,5 @@ def _tensors(output: Any) -> Iterator[Tensor]:
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, Iterable) and not isinstance(output, str | bytes):
-        for each in output.values() if isinstance(output, dict) else output:
-            yield from _tensors(each)
+        for part in output.values() if isinstance(output, dict) else output:
+            yield from _tensors(part)

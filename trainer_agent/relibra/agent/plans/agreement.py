@@ -82,8 +82,8 @@ class Offer:
             round(self.spent.time_s * 1e9),
             self.spent.num_token_copies,
             *(
-                sum(1 << bit for bit, phase in enumerate(Phase) if phase in each)
-                for each in (self.foretold, self.untold)
+                sum(1 << bit for bit, phase in enumerate(Phase) if phase in offer)
+                for offer in (self.foretold, self.untold)
             ),
         )
         return torch.tensor(fields, dtype=torch.int64, device="cpu")
@@ -122,18 +122,18 @@ def decide(offers: Sequence[Offer]) -> Decision:
 
     The result depends only on what all ranks know after `exchange`, so it is the same on all of them.
     """
-    found: dict[Cause, str] = {}
+    reasons: dict[Cause, str] = {}
     for cause, text in _LACKS.items():
         ranks = [rank for rank, offer in enumerate(offers) if offer.lack is cause]
         if ranks:
-            found[cause] = f"{names_of(ranks)} {text}"
+            reasons[cause] = f"{names_of(ranks)} {text}"
     if disagreement := _disagreement(offers):
         # Where nobody scheduled the step, a plan was published while ranks asked: it is that of the next step.
         is_news = len({offer.step for offer in offers}) == 1 and not any(offer.is_scheduled for offer in offers)
-        found[Cause.UNSCHEDULED if is_news else Cause.DISAGREED] = disagreement
-    if found:
-        causes = tuple(cause for cause in Cause if cause in found)
-        return Decision(plan_id=None, causes=causes, reason="; ".join(found.values()))
+        reasons[Cause.UNSCHEDULED if is_news else Cause.DISAGREED] = disagreement
+    if reasons:
+        causes = tuple(cause for cause in Cause if cause in reasons)
+        return Decision(plan_id=None, causes=causes, reason="; ".join(reasons.values()))
     plan_id = offers[0].plan_id
     return Decision(plan_id=plan_id, causes=(), reason=f"all {len(offers)} ranks hold plan {plan_id}")
 
@@ -158,7 +158,7 @@ def exchange(offer: Offer, group: dist.ProcessGroup) -> list[Offer]:
     Raises:
         RelibraError: a rank did not take part in time.
     """
-    return [Offer.from_tensor(each) for each in gather_tensors(offer.to_tensor(), "agreeing on a plan", group)]
+    return [Offer.from_tensor(of_rank) for of_rank in gather_tensors(offer.to_tensor(), "agreeing on a plan", group)]
 
 
 def together(action: Callable[[], None], what: str, group: dist.ProcessGroup) -> str | None:
@@ -187,7 +187,7 @@ def least(mine: int, what: str, group: dist.ProcessGroup) -> int:
     Raises:
         RelibraError: a rank did not take part in time.
     """
-    return min(int(each.item()) for each in gather_tensors(torch.tensor([mine], device="cpu"), what, group))
+    return min(int(of_rank.item()) for of_rank in gather_tensors(torch.tensor([mine], device="cpu"), what, group))
 
 
 def gather_tensors(mine: torch.Tensor, what: str, group: dist.ProcessGroup) -> list[torch.Tensor]:

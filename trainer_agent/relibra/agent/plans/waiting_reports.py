@@ -61,4 +61,4 @@ class WaitingReports:
     def go_back(self, step: int) -> None:
         """Drop the reports of `step` and later steps, and let the others belong to the attempt that begins."""
         # The attempt that begins takes over all steps before `step`.
-        self._queue = deque(each._replace(epoch=0) for each in self._queue if each.report.step < step)
+        self._queue = deque(waiting._replace(epoch=0) for waiting in self._queue if waiting.report.step < step)

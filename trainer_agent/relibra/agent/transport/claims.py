@@ -76,10 +76,10 @@ class Claims:
             ValueError: a tensor is not contiguous.
         """
         mine = Claim(_Memory.of(sent), _Memory.of(filled))
-        all_filled = [mine.filled, *(each.filled for each in self._held)]
+        all_filled = [mine.filled, *(claim.filled for claim in self._held)]
         if (tensor := mine.sent.overlap(all_filled)) is not None:
             raise _refusal(sent[tensor])
-        others = [*(each.filled for each in self._held), *(each.sent for each in self._held)]
+        others = [*(claim.filled for claim in self._held), *(claim.sent for claim in self._held)]
         for tensor in (mine.filled.overlap_within(), mine.filled.overlap(others)):
             if tensor is not None:
                 raise _refusal(filled[tensor])

@@ -59,7 +59,7 @@ class CudaMemory:
             dist.all_gather_object(uuids, str(torch.cuda.get_device_properties(device).uuid), group=group)
         jointly([("reach the GPUs of all peers", partial(_check_reach, device, uuids))], _MAPPING, group)
         num_words = 2 * self.num_ranks + 1
-        self._words = [each.view(torch.uint32) for each in self.allocate(4 * num_words)]
+        self._words = [memory.view(torch.uint32) for memory in self.allocate(4 * num_words)]
         self._streams = list[_CudaStream]()
         probe = num_words - 1
         jointly([("signal to the next rank", partial(self._signal_next, probe))], _MAPPING, group)
@@ -188,9 +188,9 @@ def _check(device: torch.device) -> None:
     version = tuple(map(int, torch.__version__.split(".")[:2]))
     backend = _symmetric_memory.get_backend(device) if version >= FIRST_TORCH else None
     capability = torch.cuda.get_device_capability(device)
-    found = obstacle((version[0], version[1]), torch.version.cuda, backend, capability)
-    if found:
-        raise Unsupported(found)
+    reason = obstacle((version[0], version[1]), torch.version.cuda, backend, capability)
+    if reason:
+        raise Unsupported(reason)
 
 
 def _check_reach(device: torch.device, uuids: Sequence[str]) -> None:

@@ -152,5 +152,5 @@ def _turns(ends: Sequence[tuple[int, int]], rank: int, num_ranks: int) -> tuple[
 
 def _parcels(peer: int, tensors: Sequence[Tensor], places: Sequence[Tensor] | None = None) -> list[Parcel]:
     if places is None:
-        return [Parcel(peer, each) for each in tensors]
-    return [Parcel(peer, each, place) for each, place in zip(tensors, places, strict=True)]
+        return [Parcel(peer, tensor) for tensor in tensors]
+    return [Parcel(peer, tensor, place) for tensor, place in zip(tensors, places, strict=True)]

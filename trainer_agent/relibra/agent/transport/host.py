@@ -107,7 +107,7 @@ class HostWeights:
         pairs = list[tuple[Tensor, Tensor]]()
         for pull in pulls:
             source = self._copies[pull.peer][pull.expert]
-            want, got = ([(tuple(each.shape), each.dtype) for each in tensors] for tensors in (source, pull.into))
+            want, got = ([(tuple(tensor.shape), tensor.dtype) for tensor in tensors] for tensors in (source, pull.into))
             if want != got:
                 raise InvalidInput.of("pull.into", expected=f"tensors of {want}", got=got)
             self._pin(pull.peer, pull.expert)

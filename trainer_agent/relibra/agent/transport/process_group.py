@@ -70,7 +70,9 @@ class _Messages:
         self, group: dist.ProcessGroup, sends: Sequence[Parcel], receives: Sequence[Parcel], claims: Claims
     ) -> None:
         self._parcels, self._claims = (sends, receives), claims
-        self._claim: Claim | None = claims.take([each.tensor for each in sends], [each.tensor for each in receives])
+        self._claim: Claim | None = claims.take(
+            [parcel.tensor for parcel in sends], [parcel.tensor for parcel in receives]
+        )
         operations = [
             dist.P2POp(operation, parcel.tensor.detach(), group=group, group_peer=parcel.peer, tag=_tag(parcel.tensor))
             for operation, parcels in ((dist.irecv, receives), (dist.isend, sends))

@@ -57,14 +57,14 @@ def transfer_schedule(copies: tuple[Copy, ...], *, relays: bool, host_speed: flo
     if host_speed <= 0:
         return TransferSchedule(rounds=_rounds(copies, range(len(copies)), relays=relays), from_host=())
     most = max(Counter(copy.destination_rank for copy in copies).values(), default=0)
-    found = list[tuple[float, TransferSchedule]]()
+    schedules = list[tuple[float, TransferSchedule]]()
     for num_host in range(most + 1):
         from_host = _from_host(copies, num_host)
         rounds = _rounds(copies, [i for i in range(len(copies)) if i not in from_host], relays=relays)
         most_from_host = max(Counter(copies[i].destination_rank for i in from_host).values(), default=0)
         lasts = max(len(rounds), most_from_host / host_speed if most_from_host else 0.0)
-        found.append((lasts, TransferSchedule(rounds=rounds, from_host=tuple(sorted(from_host)))))
-    return min(found, key=lambda each: each[0])[1]
+        schedules.append((lasts, TransferSchedule(rounds=rounds, from_host=tuple(sorted(from_host)))))
+    return min(schedules, key=lambda timed: timed[0])[1]
 
 
 def peers_by_round(rank: int, num_ranks: int) -> list[tuple[int, int]]:
@@ -116,7 +116,7 @@ def _rounds(copies: Sequence[Copy], indices: Sequence[int], *, relays: bool) -> 
             free = [(to_send[rank], rank, sent_copy) for rank, sent_copy in of_copy[i] if not sends[rank]]
             if not free:
                 continue
-            _, sender, sent_copy = free[0] if len(free) == 1 else min(free, key=lambda each: each[:2])
+            _, sender, sent_copy = free[0] if len(free) == 1 else min(free, key=lambda sender: sender[:2])
             sends[sender] = receives[destination] = True
             hops.append(Hop(i, sender, sent_copy))
         for i, _, _ in hops:

@@ -46,9 +46,9 @@ def shared_blocks(size_bytes: int, group: dist.ProcessGroup) -> list[Tensor]:
         (own,) = jointly([(what, partial(_allocate, size_bytes))], _MORE_MEMORY, group, undo=os.close)
         opened.callback(os.close, own)
         blocks = exchange_descriptors(own, group)
-        for each in blocks:
-            opened.callback(os.close, each)
-        attempts = [(f"map the memory of rank {peer}", partial(_map, each)) for peer, each in enumerate(blocks)]
+        for block in blocks:
+            opened.callback(os.close, block)
+        attempts = [(f"map the memory of rank {peer}", partial(_map, block)) for peer, block in enumerate(blocks)]
         return jointly(attempts, _MORE_MEMORY, group)
 
 

@@ -75,7 +75,7 @@ class SymmetricTransport:
         """See `ExpertTransport`."""
         incoming = [_range(parcel.tensor) for parcel in receives]
         outgoing = [_range(parcel.tensor) for parcel in sends]
-        arriving = {each for each in incoming if each[1]}
+        arriving = {place for place in incoming if place[1]}
         own = [parcel.tensor for parcel, place in zip(sends, outgoing, strict=True) if place not in arriving]
         claim = self._claims.take(own, [parcel.tensor for parcel in receives])
         try:
@@ -110,7 +110,7 @@ class SymmetricTransport:
     ) -> Mark:
         """Queue all pushes in their order, each after its memory is open and, for a relay, after its bytes arrived."""
         self._outgoing.follow()
-        due = {peer: self._num_sent[peer] + num for peer, num in Counter(each.peer for each in sends).items()}
+        due = {peer: self._num_sent[peer] + num for peer, num in Counter(parcel.peer for parcel in sends).items()}
         for parcel, target, arrival in zip(sends, targets, arrivals, strict=True):
             if parcel.peer in due:
                 self._outgoing.wait_signal(parcel.peer, due.pop(parcel.peer) % _WORD)
