@@ -35,17 +35,20 @@ def test_a_recipe_that_runs_with_less_is_taken_with_a_warning(tmp_path):
     assert verdict.verdict is CheckResult.WARNING
     assert verdict.reason.startswith("taken with a warning: swift, Qwen3-30B-A3B, family Qwen3, ")
     doubts = [each.reason.partition(":")[0] for each in found if each.verdict is not CheckResult.OK]
-    assert doubts == ["moe_enable_routing_replay"]
+    assert doubts == ["it trains without relibra", "moe_enable_routing_replay"]
+    assert found[1].fix == "add --router_replay_mode R3, or leave it"
 
 
 def test_a_recipe_without_doubt_is_taken(tmp_path):
     recipe = tmp_path / "recipe.sh"
     recipe.write_text(
-        "megatron rlhf --model Qwen/Qwen3-30B-A3B --expert_model_parallel_size 8 --moe_enable_routing_replay true"
+        "export RELIBRA_PLANNER=planner:7420\n"
+        "megatron rlhf --model Qwen/Qwen3-30B-A3B --expert_model_parallel_size 8 --moe_enable_routing_replay true "
+        "--external_plugins $(python -m relibra.integrations.ms_swift)"
     )
     verdict, *found = examine(recipe, None, [])
     assert {each.verdict for each in (verdict, *found)} == {CheckResult.OK}
-    assert "expert_model_parallel_size=8 (line 1)" in [each.reason for each in found]
+    assert "expert_model_parallel_size=8 (line 2)" in [each.reason for each in found]
     assert verdict.reason.startswith("taken: swift, ")
 
 
@@ -53,7 +56,7 @@ def test_the_megatron_core_that_a_framework_pins_is_judged(monkeypatch):
     monkeypatch.setattr(draft, "framework_data", lambda name: framework_data(name) | {"megatron_core": "0.15.3"})
     verdict, *found = judge_recipe(read.read_here(EXAMPLES / "nemo-rl/recipe.yaml", None, {}))
     assert verdict.reason.startswith("refused for 1 setting: nemo-rl, ")
-    assert "megatron-core 0.15.3, which lacks MoELayer.preprocess (nemo-rl at 7ea279a pins it)" in found[0].reason
+    assert "megatron-core 0.15.3, which lacks MoELayer.preprocess (nemo-rl at 7ea279a pins it)" in found[1].reason
 
 
 def test_unknown_options_and_values_are_warnings_and_never_ok():

@@ -1,5 +1,6 @@
 """Checks whether the agent would run with the settings of a recipe."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ from relibra.agent.setting import Refusal
 from relibra.agent.settings import SETTINGS
 from relibra.cli.checks.finding import Finding, failed, ok, skipped, warning
 from relibra.cli.recipes.frameworks.registry import Framework
-from relibra.cli.recipes.judge import Verdict, judge
+from relibra.cli.recipes.judge import REPLAY, Verdict, judge
 from relibra.cli.recipes.read import read_recipe
 from relibra.cli.recipes.recipe import Recipe
 from relibra.cli.recipes.shipped import framework_data
@@ -50,7 +51,10 @@ def judge_recipe(recipe: Recipe) -> list[Finding]:
     findings = [
         failed("recipe", said(refusal, refusal.reason), refusal.fix, refusal.cost) for refusal in judgement.refusals
     ]
-    findings += [warning("recipe", said(doubt, doubt.what), doubt.fix, doubt.cost) for doubt in judgement.warnings]
+    for doubt in judgement.warnings:
+        lines = data.get("replay", ()) if doubt.setting == REPLAY else ()
+        fix = f"add {' and '.join(lines)}, or leave it" if lines else doubt.fix
+        findings.append(warning("recipe", said(doubt, doubt.what), fix, doubt.cost))
     if "megatron" in data:
         reason = f"{recipe.framework} runs on {data['megatron']}, which was not tested"
         findings.append(warning("recipe", reason, "try attaching in a short run first"))
@@ -68,7 +72,20 @@ def judge_recipe(recipe: Recipe) -> list[Finding]:
         for setting in SETTINGS
         if setting.name in values and setting.name not in judged
     ]
-    return [_verdict(recipe, findings, num_refused=len(judgement.refusals)), *findings, *runs]
+    verdict = _verdict(recipe, findings, num_refused=len(judgement.refusals))
+    return [verdict, *_plug_in(recipe, data.get("plug_in", ())), *findings, *runs]
+
+
+def _plug_in(recipe: Recipe, lines: Sequence[str]) -> list[Finding]:
+    """Return whether the recipe loads relibra, for a framework that has a plug-in."""
+    if not lines:
+        return []
+    missing = recipe.missing_lines
+    if not missing:
+        return [ok("recipe: plug-in", "it loads relibra and names a planner")]
+    reason = f"it trains without relibra: {len(missing)} of {len(lines)} lines that load it are missing"
+    page = {"swift": "ms-swift", "miles": "slime"}.get(recipe.framework, recipe.framework)
+    return [warning("recipe: plug-in", reason, f"add {' and '.join(missing)}; see docs/integrations/{page}.md")]
 
 
 def _verdict(recipe: Recipe, findings: list[Finding], *, num_refused: int) -> Finding:

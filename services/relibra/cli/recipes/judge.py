@@ -19,7 +19,8 @@ from relibra.agent.refusals import (
 from relibra.agent.setting import Refusal
 from relibra.errors import Unsupported
 
-_REPLAY = "moe_enable_routing_replay"
+REPLAY = "moe_enable_routing_replay"
+"""The setting that replays routing."""
 _PLUG_INS_WITHOUT_LORA = {"miles", "skyrl", "areal", "swift", "ms-swift"}
 """Frameworks whose plug-ins refuse all LoRA at start, in small letters."""
 
@@ -72,10 +73,10 @@ def judge(settings: Mapping[str, Any], *, megatron_core: str = "", framework: st
     if not config.moe_enable_routing_replay:
         warnings.append(
             Refusal(
-                f"{_REPLAY}: it is off, so plans are made from the loads of earlier steps",
-                f"{_REPLAY}=True, or leave it",
+                f"{REPLAY}: it is off, so plans are made from the loads of earlier steps",
+                f"{REPLAY}=True, or leave it",
                 "plans from history balance a little less well; replay needs the routing of the rollout engine",
-                _REPLAY,
+                REPLAY,
             )
         )
     elif (obstacle := replay_obstacle(config)) is not None and not config.moe_router_fusion:

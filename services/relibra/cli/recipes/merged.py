@@ -11,6 +11,8 @@ from relibra.errors import InvalidInput
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _MAX_DEPTH = 20
+_OVERRIDE = "override "
+"""The beginning of an entry of `defaults` that replaces the option of a group, in Hydra."""
 
 
 def read_yaml(path: Path, warnings: list[str], shipped: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -35,6 +37,7 @@ def _read(path: Path, warnings: list[str], shipped: dict[str, dict[str, Any]], d
     content = load_yaml(path)
     settings: dict[str, Any] = {}
     own = {name: value for name, value in content.items() if name != "defaults"}
+    own = merge(_overrides(content.get("defaults")), own)
     is_merged = False
     for default in _names(content.get("defaults")):
         if default == "_self_":
@@ -58,8 +61,23 @@ def _names(defaults: Any) -> list[str]:
             names.append(entry)
         elif isinstance(entry, dict):
             options = ((str(group).split("@")[0], option) for group, option in entry.items())
-            names += [f"{group}/{option}" for group, option in options if isinstance(option, str)]
+            names += [
+                f"{group}/{option}"
+                for group, option in options
+                if isinstance(option, str) and not group.startswith(_OVERRIDE)
+            ]
     return names
+
+
+def _overrides(defaults: Any) -> dict[str, Any]:
+    """Return the options that replace those of groups which `defaults` names in other files."""
+    entries = [entry for entry in defaults if isinstance(entry, dict)] if isinstance(defaults, list) else []
+    return {
+        str(group).removeprefix(_OVERRIDE).lstrip("/"): option
+        for entry in entries
+        for group, option in entry.items()
+        if str(group).startswith(_OVERRIDE)
+    }
 
 
 def load_yaml(path: Path) -> dict[str, Any]:

@@ -97,7 +97,11 @@ def _read_launch(path: Path, text: str, framework: Framework, variables: dict[st
             got="; ".join([f"{path.name}, which starts none with the variables of --set", *run.doubts[-2:]]),
         )
     warnings = [*run.doubts]
-    printed_words = dict.fromkeys(word for word in words if is_printed_by("python", word))
+    printed_words = dict.fromkeys(
+        word
+        for word in words
+        if is_printed_by("python", word) and "relibra" not in word  # which prints a path
+    )
     warnings += [f"{path.name}: the options that {show_unknown(word)} prints are not known" for word in printed_words]
     config = {}
     name = Launch(path, text, words).options().get("config")
@@ -136,8 +140,8 @@ def _read_base_configurations(framework: Framework) -> dict[str, dict[str, objec
     """Return the content of the framework's base configurations, by file name."""
     data = framework_data(framework.value)
     base = data.get("shipped")
-    if base is None:
-        return {}
+    if base is None:  # what they say are the framework's defaults
+        return {name: {} for name in data.get("bases", ())}
     switched_on = {
         **base,
         "policy": {**base["policy"], "megatron_cfg": {**base["policy"]["megatron_cfg"], "enabled": True}},

@@ -29,6 +29,8 @@ class Recipe:
     """Options that are not known here, so nothing can be said about them."""
     warnings: tuple[str, ...] = ()
     """Parts of the recipe that could not be read."""
+    missing_lines: tuple[str, ...] = ()
+    """The lines that load relibra and that the recipe lacks."""
 
     def value(self, name: str, default: Any = None) -> Any:
         """Return the value of a setting."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relibra.cli.recipes.launch import Launch
+from relibra.cli.recipes.plug_in import missing_lines
 from relibra.cli.recipes.recipe import Given, Recipe
 from relibra.cli.recipes.shipped import (
     WRAPPER_OPTIONS,
@@ -146,6 +147,7 @@ class Draft:
             settings=self.settings,
             unknown=tuple(self.unknown),
             warnings=(*self.launch.warnings, *self.warnings),
+            missing_lines=missing_lines(self.launch, self.data.get("plug_in", ())),
         )
 
     def _line(self, name: str, section: str) -> str:

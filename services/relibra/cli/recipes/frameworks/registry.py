@@ -46,7 +46,7 @@ def _reader(read: Callable[[Draft], None], command: str, sign: str) -> Reader:
 
 READERS = {
     Framework.VERL: _reader(
-        read_verl, r"\+*(actor_rollout_ref|engine|optim|model)\.", r"\bactor_rollout_ref\.|\bverl\.trainer\."
+        read_verl, r"\+*(actor_rollout_ref|engine|optim|model)\.", r"\bactor_rollout_ref[.:]|\bverl\.trainer\."
     ),
     Framework.SKYRL: _reader(
         read_skyrl, r"\+*(trainer|generator|megatron_config)\.", r"\btrainer\.policy\.megatron_config\b|\bskyrl"
