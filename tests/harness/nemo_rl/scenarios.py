@@ -15,7 +15,7 @@ from nemo_rl.models.policy.workers import megatron_policy_worker as policy_worke
 
 from harness import tiny_qwen3_moe
 from harness.nemo_rl import driver, rollouts, workers
-from harness.plugin_contract import Contract, Plugin, Rank, named, refused
+from harness.plugin_contract import Contract, Plugin, Rank, check_planned, named, refused
 from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
 from harness.trained import NUM_EXPORTED, ROUNDING, Trained
 from relibra.errors import Unsupported
@@ -25,7 +25,8 @@ from relibra.routing import ModelLayers
 from relibra.routing.sequence_name import name_sequence
 
 NUM_UPDATES = 2
-PASSES_PER_UPDATE = 1 + workers.NUM_GLOBAL_BATCHES
+PASSES_PER_UPDATE = 2 + workers.NUM_GLOBAL_BATCHES
+"""Log-probabilities of policy and reference, and global batches."""
 MODEL_HOMES = torch.arange(NUM_EXPERTS).div(NUM_EXPERTS // workers.RANKS, rounding_mode="floor").numpy()
 
 
@@ -167,21 +168,30 @@ def S9_what_nemo_rl_alone_does_by_place_is_refused_after_a_reorder(at: Rank) -> 
         worker.begin_train_step(NLLLossFn())
 
 
+def _check_planned(at: Rank, mode: str) -> None:
+    """Check that a real planner plans every pass: those of the policy for their micro-batches, the reference's before.
+
+    The pass of the reference takes the newest plan from the passes before it, or keeps that of the last one.
+    """
+    outcomes = CONTRACT.trained(at, f"nemo-rl-{mode}", of_build={"mode": mode}, mode=mode, num_updates=1)
+    reference = outcomes.pop(1)
+    assert reference.applied or reference.kept, reference.reason
+    check_planned(outcomes, PASSES_PER_UPDATE - 1)
+
+
 def a_planner_plans_packed_sequences(at: Rank) -> None:
     """A real planner plans every pass."""
-    CONTRACT.check_planned(at, "nemo-rl-packed", PASSES_PER_UPDATE, num_updates=1)
+    _check_planned(at, "packed")
 
 
 def a_planner_plans_batches_of_dynamic_size(at: Rank) -> None:
     """A real planner plans every pass."""
-    of_build = {"mode": "dynamic"}
-    CONTRACT.check_planned(at, "nemo-rl-dynamic", PASSES_PER_UPDATE, of_build=of_build, mode="dynamic", num_updates=1)
+    _check_planned(at, "dynamic")
 
 
 def a_planner_plans_padded_batches(at: Rank) -> None:
     """A real planner plans every pass."""
-    of_build = {"mode": "padded"}
-    CONTRACT.check_planned(at, "nemo-rl-padded", PASSES_PER_UPDATE, of_build=of_build, mode="padded", num_updates=1)
+    _check_planned(at, "padded")
 
 
 def S5_a_job_that_replays_nothing_is_planned_from_history(at: Rank) -> None:

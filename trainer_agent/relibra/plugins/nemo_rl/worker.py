@@ -42,7 +42,7 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
     passes = BalancedPasses()
     """The passes of this worker; its agent balances them if the worker trains."""
     _has_reference = False
-    """Whether the reference is in the place of the policy, so that no expert may move."""
+    """Whether the reference is in the place of the policy, so that its pass has begun and no expert may move."""
     _sends_names = False
     """Whether the export that is read goes to a receiver that gets names together with the tensors."""
 
@@ -65,13 +65,7 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
             self.observer = observe_megatron(settings, layers, self.model, self.optimizer)
             return
         check_settings(config, slices_context_parallel_inputs=self.model_slices_context_parallel_inputs)
-        self.passes = attach_job(
-            settings,
-            layers,
-            self.model,
-            self.optimizer,
-            unplanned=[] if getattr(self, "reference_state_dict", None) is None else ["the reference"],
-        )
+        self.passes = attach_job(settings, layers, self.model, self.optimizer)
         if self.passes.mover is not None:
             # The default, dp_reshardable, stores optimizer state by place.
             self.mcore_state.cfg.checkpoint.dist_ckpt_optim_fully_reshardable = True
@@ -102,11 +96,17 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
 
     @contextmanager
     def use_reference_model(self, *args: Any, **kwargs: Any) -> Iterator[None]:
-        """Swap in the reference as NeMo-RL does, with every expert where it lives now. Collective over all ranks."""
+        """Swap in the reference as NeMo-RL does, with every expert where it lives now. Collective over all ranks.
+
+        Its pass begins before the swap, because experts move with the optimizer's state, beside which the trained
+        weights must be. It is planned from the history of the job, of which its own loads are a part.
+        """
         with ExitStack() as swapped:
+            self.passes.begin(Phase.RECOMPUTE)
             agent = self.passes.mover
             with nullcontext() if agent is None else agent.copying() as self._order_of_own:
                 swapped.enter_context(super().use_reference_model(*args, **kwargs))
+            self.passes.go_on_with_other_weights()
             with replace_attribute(self, "_has_reference", True):
                 yield
 
@@ -174,10 +174,8 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
             return made
 
         def megatron_forward_backward(*args: Any, **kwargs: Any) -> Any:
-            phase = Phase.RECOMPUTE if kwargs.get("forward_only", False) else Phase.UPDATE
-            if self._has_reference:
-                self.passes.begin_in_place()
-            else:
+            if not self._has_reference:
+                phase = Phase.RECOMPUTE if kwargs.get("forward_only", False) else Phase.UPDATE
                 self.passes.begin(phase, batch[0] if kwargs.get("use_router_replay", False) else None)
             with self.passes.in_schedules_of(megatron_train):
                 return run(*args, **kwargs)
