@@ -62,6 +62,15 @@ def test_S9_hooks_that_fused_gradients_do_not_reach_are_refused(experts: Any) ->
         check_parameters(experts)
 
 
+def test_S9_a_quantiser_that_keeps_the_range_of_an_experts_weights_is_refused_by_name(experts: Any) -> None:
+    experts.linear_fc1 = experts.linear_fc1.to_wrap
+    check_parameters(experts)
+    experts.linear_fc1.weight_quantizer = nn.Module()
+    experts.linear_fc1.weight_quantizer.register_buffer("_amax", torch.ones(()))
+    with pytest.raises(Unsupported, match=r"linear_fc1\.weight_quantizer\._amax of the experts.*no quantisation-aware"):
+        check_parameters(experts)
+
+
 def test_S9_a_matrix_of_two_products_is_refused(experts: Any) -> None:
     experts.linear_fc2.weight1 = experts.linear_fc1.to_wrap.weight1
     with pytest.raises(Unsupported, match=r"weight1 of the experts"):

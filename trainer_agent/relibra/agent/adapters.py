@@ -1,4 +1,4 @@
-"""The parameters of experts, and the adapters (LoRA) around their grouped products.
+"""The parameters and buffers of experts, and the adapters (LoRA) around their grouped products.
 
 An expert may move to another rank, or have a replica there, so each of its parameters must travel with it or be the
 same on all ranks. Megatron-Bridge's default (`share_expert_adapters=True`) puts one adapter around a grouped product:
@@ -13,6 +13,9 @@ Bridge sums gradients in one of two ways (`peft/utils.py`):
   (`gradient_accumulation_fusion`). The matrices of the ranks then drift apart, with and without relibra.
 - later: once per step, after DDP has reduced gradients. The hooks of before are there until the training loop says that
   it sums so.
+
+Buffers do not travel. megatron's own experts have none. ModelOpt's quantisers, for quantisation-aware training, keep
+the range of the weights of an expert in one (`_amax`).
 """
 
 import re
@@ -21,7 +24,7 @@ from typing import Any
 
 from torch import nn
 
-from relibra.agent.refusals import adapter_that_drifts, adapter_without_sum
+from relibra.agent.refusals import adapter_that_drifts, adapter_without_sum, refuse
 from relibra.agent.setting import Refusal
 
 _OF_ONE_EXPERT = re.compile(r"local_experts\.\d+\..+|linear_fc[12]\.(to_wrap\.)*(weight|bias)\d*")
@@ -46,8 +49,14 @@ def check_parameters(experts: nn.Module) -> None:
     """Check that every parameter of an experts module belongs to one expert, or serves all experts of the layer alike.
 
     Raises:
-        Unsupported: a parameter does neither; the message names it.
+        Unsupported: a parameter does neither, or there is a buffer; the message names it.
     """
+    for name, _ in experts.named_buffers():
+        raise refuse(
+            f"the buffer {name} of the experts, which would not go with an expert to its replicas or its new rank "
+            "(quantisation-aware training with ModelOpt keeps the range of the weights of each expert in one)",
+            "no quantisation-aware training of experts",
+        )
     named = list(experts.named_parameters(remove_duplicate=False))
     numbers = Counter(id(parameter) for _, parameter in named)
     for name, parameter in named:
