@@ -47,6 +47,11 @@ def test_trajectories_are_reported_where_they_end_and_submitted_when_all_have_en
     assert stream.mock_calls == [*reports, mock.call.submit([[1, 7], [2, 7]])]
 
 
+def test_where_a_call_generates_a_part_of_a_step_nothing_is_submitted(stream: mock.Mock) -> None:
+    generate(rollout.report_trajectories(Generator(), generates_steps=False), "train")
+    assert stream.mock_calls == [mock.call.report([first, 7], "routes") for first in (1, 2)]
+
+
 def test_an_evaluation_reports_nothing(stream: mock.Mock) -> None:
     generate(rollout.report_trajectories(Generator()), "eval")
     assert not stream.mock_calls

@@ -23,7 +23,8 @@ from relibra.plugins.attached_job import attach_job
 from relibra.plugins.balanced_passes import BalancedPasses, replace_attribute
 from relibra.plugins.nemo_rl import points
 from relibra.plugins.nemo_rl.batch import rank_batch
-from relibra.plugins.nemo_rl.configuration import check_settings, layers_of
+from relibra.plugins.nemo_rl.configuration import layers_of
+from relibra.plugins.nemo_rl.refusals import check_generation, check_settings
 from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.settings import Mode, PluginSettings
 from relibra.steps import RankBatch
@@ -67,6 +68,7 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
         check_settings(config, slices_context_parallel_inputs=self.model_slices_context_parallel_inputs)
         self.passes = attach_job(settings, layers, self.model, self.optimizer)
         if self.passes.mover is not None:
+            check_generation(config)
             # The default, dp_reshardable, stores optimizer state by place.
             self.mcore_state.cfg.checkpoint.dist_ckpt_optim_fully_reshardable = True
 

@@ -49,7 +49,8 @@ def balanced(experiment: type[Any], environment: Mapping[str, str] | None = None
 
         def get_generator(self, *args: Any, **kwargs: Any) -> Any:
             """Return the generator, which reports each trajectory where it finishes."""
-            return report_trajectories(super().get_generator(*args, **kwargs))
+            is_fully_async = self.cfg.trainer.fully_async.enabled
+            return report_trajectories(super().get_generator(*args, **kwargs), generates_steps=not is_fully_async)
 
         def get_trainer(self, *args: Any, **kwargs: Any) -> Any:
             """Return the trainer, which builds models with the workers of this plug-in.

@@ -1,4 +1,8 @@
-"""SkyRL's generator reports each trajectory where it finishes, and has the next step planned when all have."""
+"""SkyRL's generator reports each trajectory where it finishes, and has the next step planned when all have.
+
+SkyRL's fully asynchronous trainer calls `generate` for the samples of one prompt, and takes any of them into a step.
+Nobody knows a step there before training ranks form its micro-batches.
+"""
 
 import asyncio
 import functools
@@ -8,13 +12,14 @@ from typing import Any
 from relibra.plugins.rollout_stream import stream
 
 
-def report_trajectories(generator: Any) -> Any:
+def report_trajectories(generator: Any, *, generates_steps: bool = True) -> Any:
     """Return a generator that reports what it generates for training.
 
     A generator without `agent_loop`, or in batches, is left as it is: training ranks report for it.
 
     Args:
         generator: what `get_generator` of an experiment returned. Its methods are wrapped in place.
+        generates_steps: whether a call of `generate` makes all samples of a step.
     """
     if not hasattr(generator, "agent_loop") or getattr(generator, "batched", False):
         return generator
@@ -38,5 +43,7 @@ def report_trajectories(generator: Any) -> Any:
             await asyncio.to_thread(stream().submit, all_tokens)
         return output
 
-    generator.agent_loop, generator.generate = agent_loop, generate_all
+    generator.agent_loop = agent_loop
+    if generates_steps:
+        generator.generate = generate_all
     return generator
