@@ -67,4 +67,7 @@ def whole_job(axes: list[Axes]) -> None:
 
 if __name__ == "__main__":
     write_figure("growth", growth, num_panels=4, size=(11, 3.0))
-    write_figure("whole-job", whole_job, num_panels=5, size=(14, 2.8), shares_y=False)
+    if (results.RESULTS / "whole_job.json").exists():
+        write_figure("whole-job", whole_job, num_panels=5, size=(14, 2.8), shares_y=False)
+    else:
+        print("no curves of a whole job: python -m benchmarks.whole_job FOLDER --write makes them")
