@@ -82,6 +82,7 @@ ROLL = (
     "no_expert_moves_on_several_machines",
     "L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in",
     "S9_a_strategy_that_is_not_megatrons_is_refused",
+    "S9_a_variant_of_the_loss_that_a_worker_has_not_is_refused",
 )
 
 

@@ -8,7 +8,8 @@ from unittest import mock
 
 from megatron.core.transformer.moe.router_replay import RouterReplay
 from roll.distributed.strategy import megatron_strategy
-from roll.pipeline.rlvr import actor_worker
+from roll.pipeline.agentic import agentic_actor_pg_worker
+from roll.pipeline.rlvr import actor_pg_worker, actor_worker
 
 from harness import tiny_qwen3_moe
 from harness.plugin_contract import (
@@ -38,14 +39,22 @@ def prepare(folder: Path) -> None:
 
 
 def build(
-    at: Rank, *, balanced: bool, cluster: str = "actor_train", strategy: str = "megatron_train", mode: str = "R3"
+    at: Rank,
+    *,
+    balanced: bool,
+    cluster: str = "actor_train",
+    strategy: str = "megatron_train",
+    mode: str = "R3",
+    variant: str | None = None,
 ) -> Any:
     """Build a worker; a process of ROLL has one with the plug-in or one without."""
     megatron_strategy.MegatronTrainStrategy, megatron_strategy.MegatronInferStrategy = OWN
     # Each model has a process of its own in ROLL, which replays the routing of the first routers of a process.
     RouterReplay.clear_global_router_replay_instances()
     worker = plugin.RLVRWorker if balanced else actor_worker.ActorWorker
-    built = workers.build(worker, at.folder / "model", at.number, cluster=cluster, strategy=strategy, mode=mode)
+    built = workers.build(
+        worker, at.folder / "model", at.number, cluster=cluster, strategy=strategy, mode=mode, variant=variant
+    )
     built.at, built.passes = at, getattr(built.strategy, "passes", None)
     return built
 
@@ -133,6 +142,14 @@ def S9_a_strategy_that_is_not_megatrons_is_refused(at: Rank) -> None:
         build(at, balanced=True, strategy="fsdp2_train")
 
 
+def S9_a_variant_of_the_loss_that_a_worker_has_not_is_refused(at: Rank) -> None:
+    """It names the workers that have it, with ROLL's own losses."""
+    with refused(Unsupported, "pg_variant=topr for cluster actor_train, got RLVRWorker"):
+        build(at, balanced=True, variant="topr")
+    assert plugin.RLVRPGWorker.loss_func is actor_pg_worker.ActorPGWorker.loss_func
+    assert plugin.AgenticPGWorker.loss_func is agentic_actor_pg_worker.ActorWorker.loss_func
+
+
 SCENARIOS = named(
     CONTRACT.the_framework_alone_trains,
     S5_a_job_that_replays_the_routing_of_its_rollout_is_planned_from_history,
@@ -141,4 +158,5 @@ SCENARIOS = named(
     no_expert_moves_on_several_machines,
     CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
     S9_a_strategy_that_is_not_megatrons_is_refused,
+    S9_a_variant_of_the_loss_that_a_worker_has_not_is_refused,
 )

@@ -23,7 +23,16 @@ NUM_SAMPLES, SEQUENCE, PROMPT = 4, 16, 5
 RANKS = 2
 
 
-def build(worker: type[Any], model: Path, rank: int, *, cluster: str, strategy: str, mode: str = "R3") -> Any:
+def build(
+    worker: type[Any],
+    model: Path,
+    rank: int,
+    *,
+    cluster: str,
+    strategy: str,
+    mode: str = "R3",
+    variant: str | None = None,
+) -> Any:
     """Build a worker of a cluster as ROLL does under Ray, and initialize it.
 
     Args:
@@ -33,10 +42,12 @@ def build(worker: type[Any], model: Path, rank: int, *, cluster: str, strategy: 
         cluster: the name of the cluster.
         strategy: `megatron_train` or `megatron_infer`.
         mode: ROLL's mode of routing replay.
+        variant: ROLL's `pg_variant`.
     """
     built = worker.__new__(worker)
     built.worker_config = WorkerConfig(
         name=cluster,
+        pg_variant=variant,
         model_args=ModelArguments(model_name_or_path=str(model), dtype="fp32"),
         training_args=TrainingArguments(
             learning_rate=1e-3,

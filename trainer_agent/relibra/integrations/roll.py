@@ -3,6 +3,6 @@
 Importing this needs ROLL.
 """
 
-from relibra.plugins.roll.worker import AgenticWorker, ReferenceWorker, RLVRWorker
+from relibra.plugins.roll.worker import AgenticPGWorker, AgenticWorker, ReferenceWorker, RLVRPGWorker, RLVRWorker
 
-__all__ = ["AgenticWorker", "RLVRWorker", "ReferenceWorker"]
+__all__ = ["AgenticPGWorker", "AgenticWorker", "RLVRPGWorker", "RLVRWorker", "ReferenceWorker"]
