@@ -12,8 +12,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tell
 
 PARENT = """
 import subprocess, sys
-from relibra.tied_process import tied
-child = subprocess.Popen(tied([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]))
+from relibra.tied_process import tie
+child = subprocess.Popen(tie([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]))
 print(child.pid, flush=True)
 child.wait()
 """

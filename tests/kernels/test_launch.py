@@ -30,7 +30,7 @@ def test_a_structure_has_the_layout_that_a_compiler_gives_it() -> None:
 def test_a_thread_never_packs_into_the_arguments_of_another() -> None:
     arguments = Arguments("i")
     mine = arguments.pack(1)
-    other = threading.Thread(target=arguments.packed, args=(2,))
+    other = threading.Thread(target=arguments.pack, args=(2,))
     other.start()
     other.join()
     assert read(mine, ctypes.c_int32) == [1]

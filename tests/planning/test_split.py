@@ -112,7 +112,7 @@ def test_a_rank_keeps_the_tokens_that_its_own_copy_takes(cell: Cell) -> None:
 @given(cells(max_tokens=4000))
 @settings(max_examples=15, deadline=None)
 def test_S8_a_trainer_without_numba_computes_the_same(cell: Cell) -> None:
-    names = ("_split_cells", "_source_share", "_split_cell", "_pour", "_even_out", "_overlap", "_kept")
+    names = ("_split_cells", "_source_share", "_split_cell", "_pour", "_even_out", "_overlap", "_num_kept")
     want = [*split_of(cell), *shares_of(cell)]
     with pytest.MonkeyPatch.context() as patched:
         for name in names:

@@ -36,13 +36,17 @@ def wait_until_at_least(stream: torch.cuda.Stream, address: int, value: int) -> 
     """
     arguments = ctypes.c_void_p(stream.cuda_stream), ctypes.c_uint64(address), ctypes.c_uint32(value)
     with torch.cuda.device(stream.device):
-        if not hasattr(_thread, "has_context"):
-            # The driver looks for the default stream in the thread's context, which a call of the runtime sets.
-            stream.record_event()
-            _thread.has_context = True
+        _have_context(stream)
         status = _driver().cuStreamWaitValue32_v2(*arguments, _AT_LEAST)
     if status:
         raise RelibraError(f"cuStreamWaitValue32 on {stream.device}: CUDA error {status}")
+
+
+def _have_context(stream: torch.cuda.Stream) -> None:
+    """Call the runtime, once in every thread: it sets the context in which the driver looks for the default stream."""
+    if not hasattr(_thread, "has_context"):
+        stream.record_event()
+        _thread.has_context = True
 
 
 def allow_beside_captures() -> None:

@@ -50,9 +50,10 @@ def foresee_layer(
     index_Y2 = np.concatenate(index)
     index_Y2 = index_Y2[np.lexsort(index_Y2.T[::-1])]
     replicas = _in_all(index_Y2, load_NE, home_E, cluster)
-    is_large_Y = replicas.tokens_Y.reshape(len(load_NE), -1).mean(axis=0) >= price.least
-    if not is_large_Y.all():
-        replicas = _in_all(index_Y2[is_large_Y], load_NE, home_E, cluster)
+    # Without the small ones the others have other tokens.
+    while not (is_large_Y := replicas.tokens_Y.reshape(len(load_NE), -1).mean(axis=0) >= price.least).all():
+        index_Y2 = index_Y2[is_large_Y]
+        replicas = _in_all(index_Y2, load_NE, home_E, cluster)
     busiest = _busiest(replicas.index_Y2[: int(replicas.end_M[0])], home_E, cluster.num_ranks)
     cost = busiest * price.of_busiest + (price.of_cell if busiest else 0)
     at_home = _in_all(index_Y2[:0], load_NE, home_E, cluster)
