@@ -97,11 +97,11 @@ def resumed(rollout_python: str, prepared: Path, drifter: Outcome) -> Outcome:
 
 
 @pytest.fixture(scope="session")
-def interrupted(rollout_python: str, prepared: Path, shared_planner: Service) -> Outcome:  # noqa: F811
-    """A job of verl's asynchronous trainer, which aborts requests at every update and resumes them with new weights."""
+def asynchronous(rollout_python: str, prepared: Path, shared_planner: Service) -> Outcome:  # noqa: F811
+    """A job of verl's asynchronous trainer, which generates the samples of later steps while it trains."""
     job = Job(
         folder=prepared,
-        name="interrupted",
+        name="asynchronous",
         planner=shared_planner.address,
         keeps=False,
         settings=("trainer.v1.trainer_mode=colocate_async",),

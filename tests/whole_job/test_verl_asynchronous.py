@@ -1,4 +1,4 @@
-"""A whole job of verl's asynchronous trainer, which aborts unfinished requests at every update and resumes them."""
+"""A whole job of verl's asynchronous trainer, some of whose samples are of older weights than those that train."""
 
 import pytest
 
@@ -7,16 +7,16 @@ from harness.whole_job.verl_job import NUM_STEPS, Outcome
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 
-def test_requests_are_aborted_and_resumed(interrupted: Outcome) -> None:
-    assert interrupted.code == 0, interrupted.log[-5000:]
-    assert len(interrupted.metrics) == NUM_STEPS
-    assert max(step["training/off_policy/trajectory_spans/max"] for step in interrupted.metrics) > 1
+def test_some_samples_are_of_older_weights(asynchronous: Outcome) -> None:
+    assert asynchronous.code == 0, asynchronous.log[-5000:]
+    assert len(asynchronous.metrics) == NUM_STEPS
+    assert max(step["training/off_policy/trajectory_staleness/max"] for step in asynchronous.metrics) >= 1
 
 
-def test_every_pass_is_planned_though_samples_have_routing_of_several_weights(interrupted: Outcome) -> None:
-    assert len(interrupted.outcomes) == 2
-    for outcomes in interrupted.outcomes:
+def test_every_pass_is_planned_from_routing_of_older_weights_too(asynchronous: Outcome) -> None:
+    assert len(asynchronous.outcomes) == 2
+    for outcomes in asynchronous.outcomes:
         assert len(outcomes) == 2 * NUM_STEPS, "a pass over old log-probabilities and an update in every step"
         assert all(outcome["is_applied"] for outcome in outcomes), outcomes
         assert all(outcome["num_replicas"] for outcome in outcomes), outcomes
-    assert "training ranks report a sample that the rollout did not" not in interrupted.log
+    assert "training ranks report a sample that the rollout did not" not in asynchronous.log
