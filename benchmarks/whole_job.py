@@ -37,7 +37,7 @@ OF_RELIBRA = (
     *("step", "level", "applied", "num_fallbacks", "num_replicas", "num_moved_experts"),
     *("imbalance_plain", "imbalance_realised", "plan_latency_s", "plan_wait_s", "duration_s"),
 )
-"""What is kept of the history of a job."""
+"""The fields of a job's history that the table keeps."""
 PLAIN, BALANCED = "plain", "balanced"
 TRAINING_PROCESS = "ray::WorkerDict"
 """How Ray names verl's training processes."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.whole_job.verl_job import NUM_STEPS, Outcome
+from harness.whole_job.verl_job import NUM_STEPS, Outcome, check_planned
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
@@ -14,9 +14,5 @@ def test_some_samples_are_of_older_weights(asynchronous: Outcome) -> None:
 
 
 def test_every_pass_is_planned_from_routing_of_older_weights_too(asynchronous: Outcome) -> None:
-    assert len(asynchronous.outcomes) == 2
-    for outcomes in asynchronous.outcomes:
-        assert len(outcomes) == 2 * NUM_STEPS, "a pass over old log-probabilities and an update in every step"
-        assert all(outcome["is_applied"] for outcome in outcomes), outcomes
-        assert all(outcome["num_replicas"] for outcome in outcomes), outcomes
+    check_planned(asynchronous)
     assert "training ranks report a sample that the rollout did not" not in asynchronous.log

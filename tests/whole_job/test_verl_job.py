@@ -9,7 +9,7 @@ import pytest
 
 from harness.services import Loop, Service
 from harness.trained import differing, relative
-from harness.whole_job.verl_job import NUM_STEPS, PROMPTS_OF_STEP, SAMPLES_OF_PROMPT, Outcome
+from harness.whole_job.verl_job import NUM_STEPS, PROMPTS_OF_STEP, SAMPLES_OF_PROMPT, Outcome, check_planned
 from relibra.planning.plan import Level
 from relibra.store import Store
 
@@ -33,11 +33,7 @@ def test_the_engine_computes_what_the_trainer_does_after_every_update(balanced: 
 
 
 def test_every_pass_is_planned(balanced: Outcome) -> None:
-    assert len(balanced.outcomes) == 2
-    for outcomes in balanced.outcomes:
-        assert len(outcomes) == 2 * NUM_STEPS, "a pass over old log-probabilities and an update in every step"
-        assert all(outcome["is_applied"] for outcome in outcomes), outcomes
-        assert all(outcome["num_replicas"] for outcome in outcomes), outcomes
+    check_planned(balanced)
     assert "trains without plans" not in balanced.log
 
 

@@ -101,7 +101,7 @@ class Trainer:
         if not every or (step + 1) % every:
             return
         folder = self._run.checkpoint(step + 1)
-        if dist.get_rank() == 0 and folder.exists():  # of a generation that was killed while it saved
+        if dist.get_rank() == 0 and folder.exists():  # a generation that was killed while it saved left it
             shutil.rmtree(folder)
         checkpoints.save(self._job, folder)
         dist.barrier()

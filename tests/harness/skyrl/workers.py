@@ -88,7 +88,7 @@ def build_reference(worker: type[Any], rank: int, model: Path) -> Any:
 def _built(worker: type[Any], rank: int, model: Path, whole: Any) -> Any:
     from megatron.core.transformer.moe.router_replay import RouterReplay
 
-    RouterReplay.global_router_replay_instances.clear()  # of the worker before, which has a process of its own in a job
+    RouterReplay.global_router_replay_instances.clear()  # a worker before left them; a job has a process for each
     built = worker(
         cfg=whole.trainer,
         world_size=RANKS,

@@ -167,3 +167,12 @@ class Outcome:
     def received(self) -> list[dict[str, Any]]:
         """Return the weights that the first engine got, update by update."""
         return [torch.load(file) for file in sorted((self.folder / "received").glob("*.pt"))]
+
+
+def check_planned(outcome: Outcome) -> None:
+    """Check that both ranks applied a plan with replicas in every pass, of which a step has two."""
+    assert len(outcome.outcomes) == 2
+    for of_rank in outcome.outcomes:
+        assert len(of_rank) == 2 * NUM_STEPS, "a pass over old log-probabilities and an update in every step"
+        assert all(of_pass["is_applied"] for of_pass in of_rank), of_rank
+        assert all(of_pass["num_replicas"] for of_pass in of_rank), of_rank

@@ -76,7 +76,7 @@ def test_no_plan_is_below_the_floor(problems, data):
     [
         ([3, 3, 3, 2], 2, 2, 1, 3),  # the mean, rounded up
         ([90, 1, 1, 1], 2, 2, 1, 46),  # the largest expert and its smallest neighbours share one node
-        ([50, 50, 50, 1, 1, 1], 2, 1, 1, 101),  # of three large experts, two share a node
+        ([50, 50, 50, 1, 1, 1], 2, 1, 1, 101),  # two of three large experts share a node
         ([40, 9, 9, 9], 1, 4, 0, 40),  # without slots no expert is shared
         ([10] * 8, 1, 2, 1, 40),
         ([60, 10, 10, 10, 10, 10, 10, 10], 1, 2, 1, 65),

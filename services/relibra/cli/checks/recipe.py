@@ -82,10 +82,11 @@ def _plug_in(recipe: Recipe, lines: Sequence[str]) -> list[Finding]:
         return []
     missing = recipe.missing_lines
     if not missing:
-        return [ok("recipe: plug-in", "it loads relibra and names a planner")]
-    reason = f"it trains without relibra: {len(missing)} of {len(lines)} lines that load it are missing"
+        return [ok("recipe: plug-in", f"it has what a recipe of {recipe.framework} says to load relibra")]
+    reason = f"{len(missing)} of {len(lines)} lines that load relibra are not in it, nor in what it reads"
     page = {"swift": "ms-swift", "miles": "slime"}.get(recipe.framework, recipe.framework)
-    return [warning("recipe: plug-in", reason, f"add {' and '.join(missing)}; see docs/integrations/{page}.md")]
+    fix = f"add {' and '.join(missing)}, unless a launcher or the environment has it; see docs/integrations/{page}.md"
+    return [warning("recipe: plug-in", reason, fix)]
 
 
 def _verdict(recipe: Recipe, findings: list[Finding], *, num_refused: int) -> Finding:

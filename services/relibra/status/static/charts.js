@@ -35,7 +35,7 @@ function overSteps(points) {
   };
 }
 
-const SHADES = ["before", "after"];  // of the left and the right side
+const SHADES = ["before", "after"];  // the left and the right side
 
 // Return the lines of one field of two jobs over steps.
 const bothLines = (sides, names, field, what = "", extra = {}) => sides.flatMap((points, side) => {

@@ -37,4 +37,4 @@ function prepareTables() {
 }
 
 addEventListener("resize", tellScrollable);
-document.addEventListener("toggle", tellScrollable, true);  // of <details>
+document.addEventListener("toggle", tellScrollable, true);  // <details> fires it
