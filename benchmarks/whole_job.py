@@ -89,14 +89,14 @@ def run_on_cpu(folder: Path, python: str, planner: str | None, num_steps: int, s
 
 @contextmanager
 def noting_memory(metrics: Path) -> Iterator[dict[int, float]]:
-    """Note the host memory of all training processes on this machine in GB, by the number of steps that are over."""
+    """Note the host memory of all training processes on this machine in GB, by the step that runs."""
     noted, is_over = dict[int, float](), threading.Event()
 
     def look() -> None:
         while not is_over.wait(2.0):
             num_steps = len(metrics.read_text().splitlines()) if metrics.exists() else 0
             if num_pages := sum(_num_pages(process) for process in Path("/proc").glob("[0-9]*")):
-                noted[num_steps] = num_pages * os.sysconf("SC_PAGE_SIZE") / 1e9
+                noted[num_steps + 1] = num_pages * os.sysconf("SC_PAGE_SIZE") / 1e9
 
     thread = threading.Thread(target=look)
     thread.start()
