@@ -64,7 +64,10 @@ def in_a_step(cluster, *, point, hangs_until=(), fails=False):
         die()
 
     timeout_s = TIMEOUT_S if hangs_until else PATIENT_S
-    balanced, _ = attached(cluster, plans_of(cluster, range(2)), collective_timeout_s=timeout_s)
+    small = 1  # so that experts move in several waves
+    balanced, _ = attached(
+        cluster, plans_of(cluster, range(2)), collective_timeout_s=timeout_s, reorder_buffer_bytes=small
+    )
     agent = balanced.agent
     agent.begin_step(0, Phase.UPDATE)
     balanced.step(0, M)

@@ -20,9 +20,9 @@ if IS_RANK:
     from relibra.agent.homes import reorder
     from relibra.agent.homes.reorder import Transfer
 
-NUM_LAYERS = 2
 BUFFER_BYTES = 1 << 18
 """Room for three of the eight experts that a rank of two groups has in a layer, with half of the state of each."""
+SECOND_WAVE = 2
 
 
 def failing(name, faults):
@@ -77,12 +77,12 @@ def staging(noted_bytes):
 
 
 FAULTS = {
-    "staging": (lambda faults: failing("stage", faults), NUM_LAYERS),
+    "staging": (lambda faults: failing("stage", faults), SECOND_WAVE),
     "arriving damaged": (damaged, 1),
-    "before writing": (lambda faults: failing("commit", faults), NUM_LAYERS),
-    "half written": (half_written, NUM_LAYERS),
+    "before writing": (lambda faults: failing("commit", faults), SECOND_WAVE),
+    "half written": (half_written, SECOND_WAVE),
 }
-"""The points at which a reorder fails, and the wave in which it does: layers move one after the other."""
+"""The points at which a reorder fails, and the wave in which it does."""
 
 
 @pytest.mark.distributed
@@ -92,7 +92,7 @@ FAULTS = {
     ids=["ep4", "sharded", "offloaded"],
 )
 def test_S1_S5_S7_a_failure_at_any_point_moves_nothing_anywhere_and_training_does_not_notice(ranks, layout, kind):
-    """With small buffers a layer moves in several waves, which the faults undo one by one."""
+    """With small buffers experts move in several waves, which the faults undo one by one."""
     ranks.run(layout, undone, kind=kind)
 
 
@@ -101,7 +101,7 @@ def undone(cluster, *, kind):
     is_sharded = cluster.num_ep_groups > 1
     options = {"ddp": OVERLAPPED, "clip_grad": 0.0} if is_sharded else {}
     options |= {"kind": kind, **BF16} if kind else {}
-    buffer_bytes = BUFFER_BYTES if is_sharded else 1 << 30
+    buffer_bytes = BUFFER_BYTES if is_sharded else 1  # a wave never has room for less than two experts
     steps = range(len(FAULTS) + 2)
     with stand_ins(kind):
         plain = Trained(cluster, "adam", **options)

@@ -46,7 +46,7 @@ def test_S5_the_waves_of_all_stages_together_give_the_target(
     slots = contents(start, cluster)
     for waves in waves_of_stage:
         for wave in waves:
-            assert len({move.layer for move in wave}) <= 1
+            assert list(wave) == sorted(wave, key=lambda move: (move.layer, move.expert))
             for ranks in ([m.source_rank for m in wave], [m.destination_rank for m in wave]):
                 assert max(Counter(ranks).values(), default=0) <= limit
             before, slots = slots, carried_out(slots, wave)
@@ -87,6 +87,16 @@ def test_waves_are_few(limit: int) -> None:
     num_waves = [len(waves_anywhere(seed, limit)[0]) for seed in range(30)]
     assert max(num_waves) <= 2 * math.ceil(16 / limit) + 1
     assert np.mean(num_waves) <= 2 * math.ceil(16 / limit) - 2
+
+
+@pytest.mark.parametrize("limit", [4, 8, 32])
+def test_waves_take_experts_of_all_layers_and_are_hardly_more_than_the_busiest_rank_needs(limit: int) -> None:
+    model = Model(num_layers=48, num_experts=128, top_k=8)
+    cluster = Cluster(num_nodes=4, gpus_per_node=8, redundant_slots=0)
+    start = Placement.identity(model, cluster)
+    moves = start.moves_to(start.with_homes(random_homes(np.random.default_rng(0), model, cluster)))
+    busiest = max(Counter(move.source_rank for move in moves).values())
+    assert len(waves_of(moves, [range(48)], 0, limit)) <= math.ceil(busiest / limit) + 1
 
 
 def test_S7_a_wave_is_as_large_as_its_buffers_and_never_less_than_a_cut_takes() -> None:

@@ -1,6 +1,7 @@
 """Waves: the parts of a reorder, each small enough for the message buffers. A wave can be undone on its own.
 
-A wave moves some experts of one layer in each pipeline stage.
+A wave takes experts from all layers of a stage, so that few waves are half full: the number of waves comes close to
+what the rank with the most experts to send needs.
 """
 
 from collections import Counter
@@ -10,7 +11,8 @@ from itertools import groupby
 from relibra.agent.placement import Move
 
 Wave = Sequence[Move]
-"""Moves of one layer, sorted by expert: a permutation of its slots, or empty. Equal on all ranks of a stage."""
+"""Moves sorted by layer and expert: a permutation of slots within each layer, or empty. Equal on all ranks of a
+stage."""
 
 
 def experts_within(buffer_bytes: int, expert_bytes: int) -> int:
@@ -27,12 +29,7 @@ def waves_of(moves: Sequence[Move], stage_layers: Sequence[Sequence[int]], stage
         stage: index of the stage.
         num_experts: the most experts that a rank sends, and receives, in a wave.
     """
-    of_layers: dict[int, list[Move]] = {}
-    for move in moves:
-        of_layers.setdefault(move.layer, []).append(move)
-    by_stage = [
-        [wave for layer in layers for wave in _waves(of_layers.get(layer, []), num_experts)] for layers in stage_layers
-    ]
+    by_stage = [_waves([move for move in moves if move.layer in layers], num_experts) for layers in stage_layers]
     return by_stage[stage] + [[]] * (max(map(len, by_stage)) - len(by_stage[stage]))
 
 
@@ -41,7 +38,7 @@ def _waves(moves: Sequence[Move], num_experts: int) -> list[Wave]:
     waves, cycles = list[Wave](), _cycles(moves)
     while cycles:
         wave, cycles = _first_wave(cycles, num_experts)
-        waves.append(sorted(wave, key=lambda move: move.expert))
+        waves.append(sorted(wave, key=lambda move: (move.layer, move.expert)))
     return waves
 
 
@@ -72,12 +69,13 @@ more experts move twice."""
 
 def _cycles(moves: Sequence[Move]) -> list[list[Move]]:
     """Return the cycles of a permutation. In a cycle, each move is followed by the move from its destination."""
-    at, cycles = {(move.source_rank, move.source_slot): move for move in moves}, list[list[Move]]()
+    at = {(move.layer, move.source_rank, move.source_slot): move for move in moves}
+    cycles = list[list[Move]]()
     while at:
         place, cycle = next(iter(at)), list[Move]()
         while place in at:
-            cycle.append(at.pop(place))
-            place = cycle[-1].destination_rank, cycle[-1].destination_slot
+            cycle.append(move := at.pop(place))
+            place = move.layer, move.destination_rank, move.destination_slot
         cycles.append(cycle)
     return cycles
 
