@@ -78,7 +78,7 @@ def test_S5_slots_hold_the_weights_that_are_wanted_whatever_was_guessed(cluster:
                 for parameter in parameters:
                     parameter.detach().fill_(value_of(layer, int(expert), version))
 
-    transport = ProcessGroupTransport(group)
+    transport = ProcessGroupTransport(group, torch.device("cpu"))
     slots = Slots(experts, cluster.redundant_slots, torch.device("cpu"), with_gradients=False)
     fetcher = Fetcher(transport, slots, experts, {layer: lambda: None for layer in experts})
     version, num_as_guessed = 0, 0

@@ -19,7 +19,11 @@ def test_S1_S5_experts_are_those_of_the_last_refresh_by_whichever_way_they_come(
 
     S1: all ranks measure the same speed, and keep it.
     """
-    rank, world, transport = dist.get_rank(), cluster.num_ranks, TimedTransport(ProcessGroupTransport(group_of(4)))
+    rank, world, transport = (
+        dist.get_rank(),
+        cluster.num_ranks,
+        TimedTransport(ProcessGroupTransport(group_of(4), torch.device("cpu"))),
+    )
     experts = {7: sequential_experts(3), 2: sequential_experts(2)}
     host = HostCopy(group_of(4), transport, experts)
     copies = tuple(Copy(home, slot, (home + 1) % world, slot) for home in range(world) for slot in range(2))
@@ -58,5 +62,7 @@ def test_S1_S5_experts_are_those_of_the_last_refresh_by_whichever_way_they_come(
 def test_a_pipeline_stage_without_moe_layers_refreshes_nothing(cluster):
     """Its ranks take part, because the step has replicas in other stages."""
     asked = []
-    HostCopy(group_of(4), TimedTransport(ProcessGroupTransport(group_of(4))), {}).refresh(asked.append)
+    HostCopy(group_of(4), TimedTransport(ProcessGroupTransport(group_of(4), torch.device("cpu"))), {}).refresh(
+        asked.append
+    )
     assert asked == []

@@ -52,7 +52,7 @@ def impatient(group: dist.ProcessGroup, timeout_s: float) -> dist.ProcessGroup:
 
 
 def process_group(group: dist.ProcessGroup, timeout_s: float) -> ExpertTransport:
-    return ProcessGroupTransport(impatient(group, timeout_s))
+    return ProcessGroupTransport(impatient(group, timeout_s), torch.get_default_device())
 
 
 TRANSPORTS: dict[str, Make] = {"process_group": process_group, "symmetric": emulated_transport}

@@ -47,7 +47,7 @@ class Homes:
         self._placement: Placement | None = placement
         self._groups, self._device, self._gather_parameters = groups, device, gather_parameters
         self._buffer_bytes, self._experts = buffer_bytes, experts
-        self._transport = ProcessGroupTransport(groups.stage)
+        self._transport = ProcessGroupTransport(groups.stage, device)
         groups.on_rebuilt(lambda: self._transport.use(groups.stage))
         self._expert_tensors = ExpertTensors.exchange(experts, state, groups.stage, groups.stage_seats)
         self._weights_alone = ExpertTensors.exchange(experts, WeightsAlone(), groups.stage, groups.stage_seats)

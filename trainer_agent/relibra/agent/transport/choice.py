@@ -23,7 +23,7 @@ def chosen_transport(config: AgentConfig, group: dist.ProcessGroup, device: torc
         Unsupported: on all ranks, if the settings insist on symmetric memory and one rank cannot have it.
     """
     if config.transport == "process_group":
-        return ProcessGroupTransport(group)
+        return ProcessGroupTransport(group, device)
     try:
         return SymmetricTransport(CudaMemory(group, device, config.collective_timeout_s))
     except Unsupported as refusal:
@@ -31,4 +31,4 @@ def chosen_transport(config: AgentConfig, group: dist.ProcessGroup, device: torc
             raise
         if dist.get_rank(group) == 0:
             log.warning("replicas travel through the process group, without symmetric memory: %s", refusal)
-        return ProcessGroupTransport(group)
+        return ProcessGroupTransport(group, device)

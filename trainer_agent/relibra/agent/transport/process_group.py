@@ -13,21 +13,36 @@ from relibra.agent.transport.lost_ranks import missing
 
 
 class ProcessGroupTransport:
-    """See `contract`. The timeout is that of `group`.
+    """See `contract`. The timeout is that of `group`, and `device` where parcels are.
 
     Over NCCL, `wait` makes only the current stream wait. If a peer is gone, no `RelibraError` is raised, and NCCL's
     watchdog ends the process after the timeout.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._sent_bytes, self._claims = 0, Claims()
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self._sent_bytes, self._claims, self._device = 0, Claims(), device
         self.use(group)
 
     def use(self, group: dist.ProcessGroup) -> None:
         """Collective: send through `group`, which has the same ranks, while no message is under way."""
         self._group = group
-        # NCCL connects all ranks in the first call of a group. In the first `start`, some ranks may have no parcels.
-        dist.barrier(group)
+        self._connect()
+
+    def _connect(self) -> None:
+        """Exchange a byte with every peer.
+
+        NCCL connects two ranks, and allocates buffers for them, when they first exchange something. That must not be in
+        the middle of the training, when memory is full. And its first call of a group takes all ranks, of which some
+        may have no parcels in the first `start`.
+        """
+        peers = [peer for peer in range(self.num_ranks) if peer != self.rank]
+        bytes_P = torch.zeros(len(peers), 1, dtype=torch.uint8, device=self._device)
+        arrived_P = torch.empty_like(bytes_P)
+        sends, receives = (
+            [Parcel(peer, parcel) for peer, parcel in zip(peers, of_peers, strict=True)]
+            for of_peers in (bytes_P, arrived_P)
+        )
+        _Messages(self._group, sends, receives, self._claims).wait()
 
     @property
     def rank(self) -> int:
