@@ -1,4 +1,4 @@
-"""Streams that wait for a value in memory without a kernel, so that no multiprocessor is busy meanwhile."""
+"""Streams that nobody else uses, and that wait for a value in memory without a kernel, so no multiprocessor is busy."""
 
 import ctypes
 import threading
@@ -11,6 +11,8 @@ from relibra.errors import RelibraError
 _AT_LEAST = 0
 """CU_STREAM_WAIT_VALUE_GEQ, which compares modulo 2^32."""
 
+_NON_BLOCKING = 1
+"""CU_STREAM_NON_BLOCKING: the default stream has no regard to it."""
 _THREAD_LOCAL = 1
 """CU_STREAM_CAPTURE_MODE_THREAD_LOCAL."""
 _thread = threading.local()
@@ -19,6 +21,22 @@ _thread = threading.local()
 @cache
 def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
+
+
+def own_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return a new stream, which stays until the process ends.
+
+    A stream that torch makes is one of a pool, so code that knows nothing of the agent may get the same one, and its
+    work would then wait for peers.
+
+    Raises:
+        RelibraError: the driver refused.
+    """
+    handle = ctypes.c_void_p()
+    with torch.cuda.device(device):
+        _have_context(torch.cuda.current_stream(device))
+        _check("cuStreamCreate", device, _driver().cuStreamCreate(ctypes.byref(handle), _NON_BLOCKING))
+    return torch.cuda.ExternalStream(handle.value, device)  # type: ignore[no-untyped-call]
 
 
 def wait_until_at_least(stream: torch.cuda.Stream, address: int, value: int) -> None:
@@ -37,9 +55,12 @@ def wait_until_at_least(stream: torch.cuda.Stream, address: int, value: int) -> 
     arguments = ctypes.c_void_p(stream.cuda_stream), ctypes.c_uint64(address), ctypes.c_uint32(value)
     with torch.cuda.device(stream.device):
         _have_context(stream)
-        status = _driver().cuStreamWaitValue32_v2(*arguments, _AT_LEAST)
+        _check("cuStreamWaitValue32", stream.device, _driver().cuStreamWaitValue32_v2(*arguments, _AT_LEAST))
+
+
+def _check(call: str, device: torch.device, status: int) -> None:
     if status:
-        raise RelibraError(f"cuStreamWaitValue32 on {stream.device}: CUDA error {status}")
+        raise RelibraError(f"{call} on {device}: CUDA error {status}")
 
 
 def _have_context(stream: torch.cuda.Stream) -> None:

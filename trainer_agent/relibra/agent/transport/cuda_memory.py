@@ -21,7 +21,7 @@ from relibra.agent.transport.jointly import jointly
 from relibra.agent.transport.lost_ranks import noticing_death
 from relibra.agent.transport.watch import Watch
 from relibra.errors import Unsupported
-from relibra.kernels.stream_wait import allow_beside_captures, wait_until_at_least
+from relibra.kernels.stream_wait import allow_beside_captures, own_stream, wait_until_at_least
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class CudaMemory:
 
     def side_stream(self) -> "_CudaStream":
         """See `SymmetricMemory`."""
-        return self._watch(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
+        return self._watch(own_stream(self._device))
 
     def _watch(self, stream: torch.cuda.Stream | None) -> "_CudaStream":
         self._streams.append(_CudaStream(self._device, self._words, self.rank, stream))

@@ -21,6 +21,7 @@ from relibra.agent.transport.pins import Pins
 from relibra.agent.transport.shared_memory import shared_blocks
 from relibra.errors import InvalidInput, RelibraError
 from relibra.kernels.packed import packed_size_bytes, packed_views
+from relibra.kernels.stream_wait import own_stream
 
 
 class Pull(NamedTuple):
@@ -57,8 +58,8 @@ class HostWeights:
     def __init__(self, group: dist.ProcessGroup, experts: Sequence[Sequence[Tensor]]) -> None:
         self._group, self._experts, self._claims = group, experts, Claims()
         self._is_filled, self._num_under_way = False, 0
-        is_cuda = any(tensor.is_cuda for expert in experts for tensor in expert)
-        self._stream = torch.cuda.Stream() if is_cuda else None  # type: ignore[no-untyped-call]
+        device = next((tensor.device for expert in experts for tensor in expert if tensor.is_cuda), None)
+        self._stream = None if device is None else own_stream(device)
         # Experts are pinned one by one, and pages are pinned once.
         sizes_bytes = [-(-packed_size_bytes(expert) // mmap.PAGESIZE) * mmap.PAGESIZE for expert in experts]
         blocks = shared_blocks(sum(sizes_bytes), group)
@@ -68,7 +69,7 @@ class HostWeights:
             for of_rank in self._pages
         ]
         self._pins: Pins | None = None
-        if is_cuda:
+        if device is not None:
             self._pins = _cuda_pins(limit_bytes=2 * sum(sizes_bytes))
             weakref.finalize(self, self._pins.clear)
 
