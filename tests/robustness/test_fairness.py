@@ -56,6 +56,18 @@ ON_PLANNERS = [
         counted=("max_calls_per_job", "message_timeout"),
         attacked_s=REFUSED_S,
     ),
+    *(
+        Row(
+            name=name,
+            attack=f"3584 calls {what}, each renewed when it is refused",
+            stopped_by="100 such calls of an address are refused per second, the others within 20 s",
+            attacked_s=REFUSED_S,
+        )
+        for name, what in (
+            ("calls_without_a_token", "without a token"),
+            ("calls_with_unknown_tokens", "with tokens that nobody made"),
+        )
+    ),
     Row(
         name="watches_of_health",
         attack="8448 watches of the planner's health",

@@ -5,6 +5,7 @@ An attack is at its limit when its first `next` returns. Closing the generator c
 
 import contextlib
 import itertools
+import secrets
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -51,16 +52,33 @@ class Target:
 Attack = Callable[[Target], Iterator[str]]
 
 
-def calls_without_a_message(target: Target, path: str = FETCH_PLAN, num_calls: int = 8448) -> Iterator[str]:
-    """Hold calls open by their headers alone, and open another one for each that the planner ends."""
+def calls_without_a_message(
+    target: Target, path: str = FETCH_PLAN, num_calls: int = 8448, make_token: Callable[[], str | None] | None = None
+) -> Iterator[str]:
+    """Hold calls open by their headers alone, and open another one for each that the planner ends.
+
+    `make_token` returns the token of each call; by default all have that of the target.
+    """
     with contextlib.ExitStack() as stack:
         connections = _raw_connections(stack, target, num_calls // _CALLS_PER_CONNECTION)
         while True:
             for each in connections:
                 for _ in range(_CALLS_PER_CONNECTION - each.num_open):
-                    each.call(path, target.token or None)
+                    each.call(path, make_token() if make_token else target.token or None)
                 each.receive(timeout_s=1.0 / len(connections))
             yield ""
+
+
+def calls_without_a_token(target: Target) -> Iterator[str]:
+    """Call without a token, and again as soon as the planner refuses."""
+    return calls_without_a_message(target, num_calls=3584, make_token=lambda: None)
+
+
+def calls_with_unknown_tokens(target: Target) -> Iterator[str]:
+    """Call with a new token each time, which nobody has made, and again as soon as the planner refuses."""
+    return calls_without_a_message(
+        target, num_calls=3584, make_token=lambda: f"relibra_{secrets.token_hex(4)}_{secrets.token_urlsafe(32)}"
+    )
 
 
 def watches_of_health(target: Target, num_calls: int = 8448) -> Iterator[str]:

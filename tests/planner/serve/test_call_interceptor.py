@@ -1,6 +1,7 @@
 """The interceptor around streams and refusals; what goes over a socket is in `test_access` and `tests/robustness`."""
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from unittest import mock
 import grpc.aio
 import pytest
 
-from relibra.errors import TooManyCalls, Unavailable
+from relibra.errors import RelibraError, TooManyCalls, Unauthenticated, Unavailable
 from relibra.planner.limits.admission import Admission, account_of_connection
 from relibra.planner.limits.limiter import Limiter
 from relibra.planner.metrics import Metrics
@@ -127,12 +128,26 @@ def test_L4_a_planner_that_drains_is_unavailable_to_callers_and_to_metrics_no_re
     assert [each.labels["error"] for each in family.samples if each.name.endswith("_total")] == ["ShuttingDown"]
 
 
-def test_S6_a_call_that_waits_for_its_refusal_counts_for_the_job_of_its_caller() -> None:
+@pytest.mark.parametrize(
+    ("error", "modest"),
+    [
+        (TooManyCalls("too many calls", limit="max_calls_per_job"), "modest"),
+        (Unauthenticated("the token is not valid"), "ipv4:10.0.0.2"),
+    ],
+    ids=["job", "stranger"],
+)
+def test_S6_a_call_that_waits_for_its_refusal_counts_for_its_job_or_else_for_its_address(
+    error: RelibraError, modest: str
+) -> None:
     admission = Admission(PlannerSettings.load(redis_url="unix:///unused"))
     interceptor = CallInterceptor(None, admission, Metrics())  # type: ignore[arg-type]  # nobody is identified here
+    ports = itertools.count(1024)
 
     class Context:
         remaining_s: float | None = None
+
+        def peer(self) -> str:
+            return f"ipv4:10.0.0.1:{next(ports)}"
 
         def time_remaining(self) -> float | None:
             return self.remaining_s
@@ -142,14 +157,14 @@ def test_S6_a_call_that_waits_for_its_refusal_counts_for_the_job_of_its_caller()
 
     async def serve(_: Any, call: Any) -> None:
         call.job_id = "greedy"
-        raise TooManyCalls("too many calls", limit="max_calls_per_job")
+        raise error
 
     async def scenario() -> None:
         answer = interceptor._answering("FetchPlan", serve)
         refused = [asyncio.create_task(answer(None, Context())) for _ in range(1000)]
         await asyncio.sleep(0)
         assert len(admission.refusals) > 900
-        await asyncio.wait_for(admission.wait_for_refusal("modest", None), 60)
+        await asyncio.wait_for(admission.wait_for_refusal(modest, None), 60)
         Context.remaining_s = 0.01
         await asyncio.wait_for(answer(None, Context()), 60)  # the caller does not wait any longer
         for task in refused:

@@ -44,7 +44,8 @@ STREAM_IDLE_S = 10.0
 a stream open while they have nothing to send, so no worker is shut out for good. Silent streams leave first, because
 they may hold memory for the first part of a message."""
 REFUSALS_PER_S = 100
-"""How many calls of one job are refused per second for too many open calls; the first ones of a second at once.
+"""How many calls of one job are refused per second for too many open calls, and of one address for want of a valid
+token; the first ones of a second at once.
 
 A client that calls again as soon as it is refused would otherwise keep the planner busy with refusals: ending a call,
 and beginning the one that replaces it, takes about half a millisecond of the event loop."""
@@ -88,6 +89,11 @@ def max_part_size_bytes(max_cells: int) -> int:
 def account_of_connection(peer: str) -> str:
     """Return the account of a connection whose caller may act for all jobs."""
     return f"{ALL_JOBS} {peer}"
+
+
+def address_of(peer: str) -> str:
+    """Return what callers without a valid token have in common: the address of a connection, without its port."""
+    return peer.rpartition(":")[0] or peer
 
 
 def check(limit: str, got: int, most: int, text: str) -> None:
@@ -170,17 +176,18 @@ class Admission:
         with self._health_watches.hold(account) if method == "Watch" else nullcontext():
             yield
 
-    async def wait_for_refusal(self, job_id: str, remaining_s: float | None) -> None:
-        """Wait until a call of a job may be refused; a planner that drains does not wait.
+    async def wait_for_refusal(self, caller: str, remaining_s: float | None) -> None:
+        """Wait until a call may be refused; a planner that drains does not wait.
 
         Args:
-            job_id: the job that the caller belongs to, empty or `ALL_JOBS` if it belongs to none.
+            caller: the job that the caller belongs to, empty or `ALL_JOBS` if it belongs to none; `address_of` its
+                connection, if nobody knows who it is.
             remaining_s: how long the caller still waits for an answer; None without a deadline.
         """
-        delay_s = self.refusals.delay_s(job_id, 1, time.monotonic())
+        delay_s = self.refusals.delay_s(caller, 1, time.monotonic())
         if remaining_s is not None:
             delay_s = min(delay_s, max(remaining_s, 0.0) * REFUSED_WITHIN)
-        with suppress(TooManyCalls), self.refusals.hold(job_id):
+        with suppress(TooManyCalls), self.refusals.hold(caller):
             await wait_until_set(self._draining, delay_s)
 
     def check_size(self, method: str, size_bytes: int) -> None:

@@ -13,8 +13,8 @@ import grpc.aio
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 
-from relibra.errors import Forbidden, RelibraError, UnknownJob, one_line
-from relibra.planner.limits.admission import LIMITS_OF_CALLS, Admission, account_of_connection
+from relibra.errors import Forbidden, RelibraError, Unauthenticated, UnknownJob, one_line
+from relibra.planner.limits.admission import LIMITS_OF_CALLS, Admission, account_of_connection, address_of
 from relibra.planner.limits.limiter import Hold
 from relibra.planner.limits.refusal_log import RefusalLog
 from relibra.planner.metrics import Metrics
@@ -189,7 +189,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         # callers can make up any number of names; else a line per job.
         who = details[:60] if isinstance(error, Forbidden) else "" if isinstance(error, UnknownJob) else call.job_id
         self._refusals.note(f"{method} {name}", who, f"{method} refused: {name}: {one_line(details)}", level)
-        if limit in LIMITS_OF_CALLS and not call.is_open_stream:
+        if isinstance(error, Unauthenticated):
+            await self._admission.wait_for_refusal(address_of(context.peer()), context.time_remaining())
+        elif limit in LIMITS_OF_CALLS and not call.is_open_stream:
             await self._admission.wait_for_refusal(call.job_id, context.time_remaining())
         try:
             await context.abort(code, details, trailing_metadata=metadata)
