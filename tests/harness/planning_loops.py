@@ -28,11 +28,7 @@ class Solver:
         self._before = before
         self.obstacle = ""
         self.num_warm = num_warm
-        self.has_grown = False
         self.steps: list[tuple[str, int]] = []
-
-    def grow(self) -> None:
-        self.has_grown = True
 
     async def solve(self, job_id: str, step: int) -> EncodedPlan:
         self.steps.append((job_id, step))

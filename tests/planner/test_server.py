@@ -68,7 +68,7 @@ def test_L4_a_solve_that_outlasts_the_drain_is_left_to_another_planner(
 
     async def scenario() -> None:
         # The lease outlasts the test: the planner has to give it back.
-        planner = PlannerServer(PlannerSettings.load(redis_url=redis_url, port=0, lease_s=600.0))
+        planner = PlannerServer(PlannerSettings.load(redis_url=redis_url, port=0, lease_s=600.0, num_solvers=1))
         await planner.start()
         async with asyncio.timeout(240):
             while planner._solver.obstacle:

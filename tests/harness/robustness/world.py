@@ -91,7 +91,7 @@ class World:
         """Start one more planner."""
         folder = self._folder / f"planner-{len(self._planners)}"
         folder.mkdir()
-        planner = Planner("planner", self.redis.url, folder, **environment)
+        planner = Planner("planner", self.redis.url, folder, **{"RELIBRA_NUM_SOLVERS": "2"} | environment)
         planner.history = self.history
         self._planners.append(planner)
         return planner

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.planning_loops import LONG_S, PATIENT_S, Solver, is_idle, job_with_two_steps, loop_over, nothing, running
+from harness.planning_loops import PATIENT_S, Solver, is_idle, job_with_two_steps, loop_over, nothing, running
 from harness.services import CLUSTER, MODEL, PARAMS, Loop
 from harness.step_samples import IDS, OTHER_PLAN, SCHEDULE
 from relibra.errors import InvalidInput, Unavailable
@@ -89,7 +89,7 @@ def test_L2_a_step_waits_for_a_warm_solver_without_a_lease(store: Store, run: Lo
     solver = Solver(hang, num_warm=1)
 
     async def is_done() -> bool:
-        if solver.has_grown and solver.num_warm == 1:
+        if solver.steps and solver.num_warm == 1:
             assert {each.job_id for each in await store.pending_steps() if each.is_leased} == {"job"}
             assert solver.steps == [("job", 1)]
             solver.num_warm = 2
@@ -99,24 +99,6 @@ def test_L2_a_step_waits_for_a_warm_solver_without_a_lease(store: Store, run: Lo
 
     run(plan_until(store, solver, is_done))
     assert solver.steps[:2] == [("job", 1), ("other", 1)]
-
-
-def test_a_job_that_another_planner_solves_for_needs_no_further_solver(store: Store, run: Loop, job: JobRecord) -> None:
-    other = run(store.register_job("other", MODEL, CLUSTER, PARAMS))
-    run(store.put_schedule(other, 1, IDS, SCHEDULE))
-    solver = Solver(nothing, num_warm=1)
-
-    async def theirs() -> None:
-        lease = await store.take_lease("other", LONG_S)
-        assert lease is not None
-        await plan_until(store, solver, lambda: is_planned(2))
-        await store.return_lease(lease)
-
-    async def is_planned(num_steps: int) -> bool:
-        return await store.num_planned_steps(job) == num_steps
-
-    run(theirs())
-    assert not solver.has_grown
 
 
 def test_a_step_that_cannot_be_planned_fails_with_its_reason(store: Store, run: Loop, job: JobRecord) -> None:

@@ -1,6 +1,7 @@
 """The services that the demo talks to: `relibra up` as a child process on free ports, or services already running."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -40,7 +41,8 @@ class OwnServices:
         command = [sys.executable, "-m", "relibra.cli", "up", "--port", "0", "--status-port", "0"]
         command += ["--data-dir", str(self._data_dir), "--ready-file", str(self._ready)]
         with self._log.open("w") as log:
-            self._process = subprocess.Popen(tie(command), stdout=log, stderr=subprocess.STDOUT)
+            one_job = os.environ | {"RELIBRA_NUM_SOLVERS": "1"}
+            self._process = subprocess.Popen(tie(command), stdout=log, stderr=subprocess.STDOUT, env=one_job)
         while not self._ready.exists():
             if self._process.poll() is not None:
                 self.__exit__()

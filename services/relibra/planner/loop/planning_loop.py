@@ -35,8 +35,6 @@ class _Solver(Protocol):
     obstacle: str
     num_warm: int
 
-    def grow(self) -> None: ...
-
     async def solve(self, job_id: str, step: int) -> EncodedPlan: ...
 
     async def pack(self, task: PackTask) -> Packed: ...
@@ -117,10 +115,8 @@ class PlanningLoop:
                 self._solves[job_id] = asyncio.create_task(work)
         solved = self._solves.keys() | {step.job_id for step in pending if step.is_leased}
         unsolved = [job_id for job_id in turns if job_id not in solved]
+        # Without a lease, a waiting step goes to the first solver that is free, here or at another planner.
         self._queue.note_unsolved(unsolved)
-        # Without a lease, a waiting step goes to the first solver that is free or warm, here or at another planner.
-        if unsolved and len(self._solves) >= self._solver.num_warm:
-            self._solver.grow()
 
     async def _next_work(self, job_id: str) -> Coroutine[Any, Any, None] | None:
         """Return the packing or the solve that a job waits for; None if another planner solves for it.

@@ -1,4 +1,4 @@
-"""gRPC health: SERVING while Redis serves and the solver is warm; NOT_SERVING otherwise and once the planner drains."""
+"""gRPC health: SERVING while Redis serves and solvers are warm; NOT_SERVING otherwise and once the planner drains."""
 
 import asyncio
 import logging

@@ -47,32 +47,28 @@ class SolverPool:
         self._cold: _Worker | None = None
         self.num_warm = 0
         """How many workers are warm, those that solve a step included."""
-        self._num_wanted = 1
         self._lacks_workers = asyncio.Event()
         self._lacks_workers.set()
-        self._has_warm = asyncio.Event()
+        self._is_ready = asyncio.Event()
         self.obstacle = _WARMS_UP
-        """Why no step can be solved in good time, for people; empty once a worker is warm."""
-
-    def grow(self) -> None:
-        """Let one more worker become warm, unless that many are on their way or there may be no more."""
-        self._num_wanted = max(self._num_wanted, min(self.num_warm + 1, self._settings.num_solvers))
-        self._lacks_workers.set()
+        """Why no step can be solved in good time, for people; empty once all workers are warm, or all that start."""
 
     async def run(self) -> None:
-        """Start workers, one after the other, until as many are warm as are wanted; replace each that ends.
-
-        One worker is wanted from the beginning, and more after calls of `grow`. Cancelling ends this.
-        """
+        """Start workers, one after the other, until all are warm, and replace each that ends. Cancelling ends this."""
         while True:
             await self._lacks_workers.wait()
-            while self.num_warm < self._num_wanted:
+            while self.num_warm < self._settings.num_solvers:
                 await self._add_worker()
+            self._note_ready()
             self._lacks_workers.clear()
 
     async def warm_up(self) -> None:
-        """Wait until a worker is warm."""
-        await self._has_warm.wait()
+        """Wait until all workers are warm; one that does not start is not waited for."""
+        await self._is_ready.wait()
+
+    def _note_ready(self) -> None:
+        self.obstacle = ""
+        self._is_ready.set()
 
     async def _add_worker(self) -> None:
         """Start a worker and wait until it is warm. The log says why one did not become warm."""
@@ -91,10 +87,10 @@ class SolverPool:
             self._cold = None
             self.num_warm += 1
             self._idle.append(worker)
-            self.obstacle = ""
-            self._has_warm.set()
             logger.info(
-                "the solver is warm after %.1f s: it loaded %d functions and compiled %d",
+                "solver %d of %d is warm after %.1f s: it loaded %d functions and compiled %d",
+                self.num_warm,
+                self._settings.num_solvers,
                 time.monotonic() - started_at,
                 *code,
             )
@@ -104,6 +100,7 @@ class SolverPool:
             self._cold.kill()
         told = f"the solver did not start: {fault}"
         if self.num_warm:
+            self._note_ready()
             having = f"{self.num_warm} of {self._settings.num_solvers} solvers"
             logger.error("%s. It is started again in %.0f s; meanwhile the planner has %s", told, _RETRY_S, having)
         else:
