@@ -55,7 +55,8 @@ def whole_job(axes: list[Axes]) -> None:
                 [row["step"] for row in steps], [row[column] for row in steps], color=colour, label=name, linewidth=1
             )
         axis.set_ylabel(label)
-    axes[2].set_yscale("log")
+    for axis in axes[1:3]:
+        axis.set_yscale("log")
     axes[3].set_ylim(bottom=0)
     updates = [of_pass for of_pass in passes if of_pass["imbalance_realised"] is not None][1::2]
     for key, name in (("imbalance_plain", "plain"), ("imbalance_realised", "balanced")):
