@@ -10,7 +10,7 @@ from enum import Enum
 from statistics import mean
 
 from relibra.evaluation.estimate import Estimate
-from relibra.evaluation.policies import POLICIES, PUBLISHED, at_level, other_copies, with_slots
+from relibra.evaluation.policies import POLICIES, PUBLISHED, other_copies, replayed, with_slots
 from relibra.evaluation.question import Question
 from relibra.evaluation.simulation import Outcome, simulate
 from relibra.planning.plan import Level
@@ -87,19 +87,20 @@ def advise(
         on_run: called with a short name of each simulation before it starts.
     """
     asked = question.with_slots(_HOMES_FOR)
-    relibra = POLICIES["relibra"]
-    ours = {0: POLICIES["reorder-only"], 1: other_copies(1), _HOMES_FOR: relibra, 4: other_copies(4)}
+    ours = {0: POLICIES["reorder-only"], 1: other_copies(1), _HOMES_FOR: POLICIES["relibra"], 4: other_copies(4)}
+    policies = {name_of("relibra", slots): policy for slots, policy in ours.items()}
     compared = {"replicate-only": POLICIES["replicate-only"]}
     if level < Level.MICRO_BATCHES:
-        ours |= {slots: at_level(with_slots(relibra, slots), level) for slots in _SLOTS}
-        compared = {REPLAYED: relibra}
-    policies = {name_of("relibra", slots): policy for slots, policy in ours.items()} | compared
+        compared = {REPLAYED: replayed}
     rivals = {name_of(way, slots): with_slots(POLICIES[way], slots) for way in PUBLISHED for slots in _SLOTS}
     samples: list[dict[str, Outcome]] = []
     for seed in _SEEDS:
         on_run("two steps")
         before, now = asked.resample(seed).steps(seed)
-        outcomes = simulate(now, before, asked.training, (), on_policy=on_run, others=rivals | policies, rivals=rivals)
+        others = rivals | policies | compared
+        outcomes = simulate(
+            now, before, asked.training, (), on_policy=on_run, others=others, rivals=rivals, level=level
+        )
         samples.append({outcome.policy: outcome for outcome in outcomes})
         if seed == _SEEDS[0]:  # the first sample chooses the slots of the published ways
             suiting = [name_of(way, fewest_slots(_gains(samples, way))) for way in PUBLISHED]

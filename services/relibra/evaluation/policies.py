@@ -19,12 +19,13 @@ from relibra.evaluation.baselines.ultraep import ultraep
 from relibra.evaluation.renaming import rename
 from relibra.evaluation.workload import Workload
 from relibra.planning.expected.loads import deal_often, seen_load
+from relibra.planning.expected.replicas import foresee_layer
 from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import StepLoad
 from relibra.planning.packing.pack import pack
 from relibra.planning.plan import Level, Plan
 from relibra.planning.prices import price_replicas
-from relibra.planning.replicas.replicate import replicate
+from relibra.planning.replicas.replicate import in_all_rows, replicate
 from relibra.planning.solve import solve
 from relibra.planning.traffic import Traffic
 
@@ -41,7 +42,7 @@ class Situation:
     model: Model
     params: PlanParams
     level: Level = Level.MICRO_BATCHES
-    """What relibra knows of the step when it plans; at level history, the step before."""
+    """What relibra knows of the step when it plans its copies; at level history, the step before."""
     num_threads: int = os.cpu_count() or 1
     """The threads that planning uses; their number does not change a plan."""
 
@@ -50,16 +51,15 @@ class Situation:
         """The EP groups."""
         return self.workload.cluster
 
-    @property
-    def seen(self) -> StepLoad | None:
-        """The micro-batches that relibra plans for; None for those of the step itself."""
-        match self.level:
+    def seen_at(self, level: Level) -> StepLoad:
+        """Return the micro-batches that relibra plans for if it knows this much of the step."""
+        match level:
             case Level.HISTORY:
                 return seen_load(self.previous.load.load_MLE, self.cluster)
             case Level.STEP:  # other deals of the same sequences
                 return seen_load(deal_often(self.workload.counts_SLE, self.cluster), self.cluster)
             case Level.MICRO_BATCHES:
-                return None
+                return self.workload.load
 
     @property
     def load_MLE(self) -> NDArray[np.int64]:
@@ -69,7 +69,7 @@ class Situation:
     @cached_property
     def planned(self) -> "Decision":
         """What relibra decides with the slots of the job."""
-        return _plan(self)
+        return _plan(self, self.level)
 
     @cached_property
     def previous_home_LE(self) -> NDArray[np.int32]:
@@ -149,12 +149,11 @@ def _eplb_history(situation: Situation) -> Decision:
     )
 
 
-def _plan(situation: Situation) -> Decision:
+def _plan(situation: Situation, level: Level) -> Decision:
     cluster = situation.cluster
     previous_LE = situation.previous_home_LE
-    load, schedule = situation.workload.load, situation.workload.schedule
+    load, schedule, seen = situation.workload.load, situation.workload.schedule, situation.seen_at(level)
     model, params, num_threads = situation.model, situation.params, situation.num_threads
-    level, seen = situation.level, situation.seen
     plan, decide_time_s = _time_decision(
         lambda: solve(load, schedule, model, cluster, params, previous_LE, None, num_threads, level, seen)
     )
@@ -177,13 +176,9 @@ def with_slots(policy: Policy, redundant_slots: int) -> Policy:
     return decide
 
 
-def at_level(policy: Policy, level: Level) -> Policy:
-    """Return a policy of relibra that plans with other knowledge of the step."""
-
-    def decide(situation: Situation) -> Decision:
-        return policy(replace(situation, level=level))
-
-    return decide
+def replayed(situation: Situation) -> Decision:
+    """Decide as relibra does in a job that replays routing, whatever the situation knows."""
+    return _plan(situation, Level.MICRO_BATCHES)
 
 
 def other_copies(redundant_slots: int) -> Policy:
@@ -222,14 +217,16 @@ def _copies(
     situation: Situation, home_LE: NDArray[np.int32], previous_LE: NDArray[np.int32], redundant_slots: int
 ) -> Decision:
     """Decide on copies alone, for homes that are known."""
-    load, load_MLE, params = situation.workload.load, situation.load_MLE, situation.params
-    cluster = replace(situation.cluster, redundant_slots=redundant_slots)
+    load, params, is_foreseen = situation.workload.load, situation.params, situation.level < Level.MICRO_BATCHES
+    cluster, seen = replace(situation.cluster, redundant_slots=redundant_slots), situation.seen_at(situation.level)
     counting = params.counting_copies(situation.model, cluster)
-    price = price_replicas(counting, load_MLE, situation.model, cluster)
-    traffic = Traffic.of(load, cluster, counting)
+    price = price_replicas(counting, seen.load_MLE, situation.model, cluster)
+    traffic, choose = Traffic.of(seen, cluster, counting), foresee_layer if is_foreseen else None
     (index_Y4, _), decide_time_s = _time_decision(
-        lambda: replicate(load_MLE, home_LE, cluster, price, situation.num_threads, traffic=traffic)
+        lambda: replicate(seen.load_MLE, home_LE, cluster, price, situation.num_threads, choose, traffic)
     )
+    if is_foreseen:
+        index_Y4 = in_all_rows(index_Y4, load.num_rows)
     assignment = Assignment.of_replicas(load, home_LE, index_Y4, cluster)
     return Decision(assignment=assignment, load=load, previous_home_LE=previous_LE, decide_time_s=decide_time_s)
 

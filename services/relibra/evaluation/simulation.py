@@ -66,7 +66,7 @@ def simulate(
         num_threads: the threads that planning uses.
         others: further policies, by name.
         rivals: the policies that those after them are compared with.
-        level: what policies `reorder-only` and `relibra` know of the step when they plan.
+        level: what relibra knows of the step when it plans; `relibra-packed` always knows its micro-batches.
 
     Raises:
         InvalidInput: a policy does not exist.

@@ -13,6 +13,7 @@ from relibra.planning.expected.loads import seen_load
 from relibra.planning.job import Cluster, Model
 from relibra.planning.load import imbalance
 from relibra.planning.plan import Plan
+from relibra.planning.replicas.replicate import in_all_rows
 
 
 def compare_ways(
@@ -38,7 +39,5 @@ def compare_ways(
 
 def _execute(load_NLE: NDArray[np.int64], cluster: Cluster, plan: Plan) -> Assignment:
     """Return what ranks would make of a plan from history, whose micro-batches all have the same replicas."""
-    first_Y4 = plan.replica_index_Y4[plan.replica_index_Y4[:, 0] == 0]
-    index_Y4 = np.tile(first_Y4, (len(load_NLE), 1))
-    index_Y4[:, 0] = np.repeat(np.arange(len(load_NLE), dtype=np.int32), len(first_Y4))
+    index_Y4 = in_all_rows(plan.replica_index_Y4, len(load_NLE))
     return Assignment.of_replicas(seen_load(load_NLE, cluster), plan.home_rank_LE, index_Y4, cluster)

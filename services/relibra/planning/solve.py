@@ -20,7 +20,7 @@ from relibra.planning.placement.reorder import reorder
 from relibra.planning.plan import Level, Plan, replicated_loads
 from relibra.planning.prices import ReplicaPrice, price_moves, price_replicas
 from relibra.planning.replicas.layer_replicas import KnownReplicas
-from relibra.planning.replicas.replicate import replicate
+from relibra.planning.replicas.replicate import in_all_rows, replicate
 from relibra.planning.schedule import Packing, Schedule
 from relibra.planning.split import split_step
 from relibra.planning.summary import predict, sentence
@@ -106,7 +106,7 @@ def solve(
     imbalance_known = None
     if is_foreseen:
         imbalance_known = _imbalance_known(chosen_for, home_LE, cluster, price, num_threads, traffic)
-        index_Y4 = _in_all_rows(index_Y4, load.num_rows)
+        index_Y4 = in_all_rows(index_Y4, load.num_rows)
     traffic = traffic if chosen_for is load else Traffic.of(load, cluster, params)
     crossing_MLE = np.zeros_like(load_MLE) if traffic is None else traffic.crossing_MLE(home_LE)
     while True:
@@ -177,14 +177,6 @@ def _imbalance_known(
     crossing_MLE = np.zeros_like(seen.load_MLE) if traffic is None else traffic.crossing_MLE(home_LE)
     tokens_Y, _ = split_step(seen.load_MLE, crossing_MLE, home_LE, index_Y4, cluster.gpus_per_node, cluster.num_ranks)
     return imbalance(replicated_loads(seen.load_MLE, home_LE, index_Y4, tokens_Y, cluster.num_ranks))
-
-
-def _in_all_rows(index_Y4: NDArray[np.int32], num_rows: int) -> NDArray[np.int32]:
-    """Return the replicas of the first row in every row."""
-    first_Y4 = index_Y4[index_Y4[:, 0] == 0]
-    all_Y4 = np.tile(first_Y4, (num_rows, 1))
-    all_Y4[:, 0] = np.repeat(np.arange(num_rows), len(first_Y4))
-    return all_Y4
 
 
 def _check_inputs(load: StepLoad, schedule: Schedule, model: Model, cluster: Cluster) -> None:

@@ -64,6 +64,14 @@ def replicate(
     return index_Y4, reason
 
 
+def in_all_rows(index_Y4: NDArray[np.int32], num_rows: int) -> NDArray[np.int32]:
+    """Return the replicas of the first row in every row."""
+    first_Y4 = index_Y4[index_Y4[:, 0] == 0]
+    all_Y4 = np.tile(first_Y4, (num_rows, 1))
+    all_Y4[:, 0] = np.repeat(np.arange(num_rows, dtype=np.int32), len(first_Y4))
+    return all_Y4
+
+
 def replicate_layer(
     load_ME: NDArray[np.int64],
     home_E: NDArray[np.int32],
