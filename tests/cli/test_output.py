@@ -5,7 +5,9 @@ import sys
 import pytest
 from rich.table import Table
 
-from relibra.cli.output import open_console, print_table
+from harness.services import eventually
+from relibra.cli import output
+from relibra.cli.output import open_console, print_table, working
 
 NAMES = ("qwen3-30b-a3b-gspo-lr1e-6-seed-17", "qwen3-30b-a3b-gspo-lr1e-6-seed-18")
 OWNER = "trainer-0.trainers.rl.svc.cluster.local:4711"
@@ -52,3 +54,17 @@ def test_a_terminal_wraps_but_never_cuts_a_name(columns, monkeypatch):
     assert "…" not in shown
     cells = "".join(line.split("│")[2].strip() for line in shown.splitlines() if line.count("│") == 4)
     assert cells.count(OWNER) == len(NAMES)
+
+
+def test_a_pipe_hears_what_goes_on_while_it_lasts(capsys, monkeypatch):
+    monkeypatch.setattr(output._Progress, "_PAUSE_S", 0.01)
+    lines = []
+
+    def heard():
+        lines.extend(capsys.readouterr().err.splitlines())
+        return lines
+
+    with working("reading") as now:
+        assert heard() == ["   0 s  reading"], "at once"
+        now("planning")
+        eventually(lambda: sum("planning" in line for line in heard()) >= 2, within_s=60)

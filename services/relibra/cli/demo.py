@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 
 from relibra.cli.demo_report import show
-from relibra.cli.output import AsJson, open_console, print_json
+from relibra.cli.output import AsJson, open_console, print_json, working
 from relibra.cli.status_client import StatusClient
 from relibra.errors import InvalidInput, Unsupported
 
@@ -60,43 +59,43 @@ def demo(
         signal.signal(number, _exit)  # unwinds the stack, which stops trainers and services
     with ExitStack() as stack:
         folder = data_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relibra-demo-")))
-        stages = _Stages(console)
-        if planner is not None and status_url is not None:
-            StatusClient(status_url).get("readyz")  # needed only after minutes of training; a wrong address shows now
-            services = Services(planner, status_url)
-        else:
-            from relibra.planner.solve.solving import warm_up
+        with working("look for the services", console) as now:
+            if planner is not None and status_url is not None:
+                StatusClient(status_url).get("readyz")  # it is needed after minutes; a wrong address shows now
+                services = Services(planner, status_url)
+            else:
+                from relibra.planner.solve.solving import warm_up
 
-            stages.begin("compile the solver, unless that was done")
-            warm_up()  # numba keeps the result on disk, so only the first demo waits
-            stages.begin("start the services")
-            services = stack.enter_context(OwnServices(folder))
-        console.print(f"planner  {services.planner_address}\nstatus   {services.status_url}\n")
-        registration = Registration(services.planner_address, job_id, attempt=process_name())
-        register(registration)
+                now("compile the solver, unless that was done")
+                warm_up()  # numba keeps the result on disk, so only the first demo waits
+                now("start the services")
+                services = stack.enter_context(OwnServices(folder))
+            console.print(f"planner  {services.planner_address}\nstatus   {services.status_url}\n")
+            registration = Registration(services.planner_address, job_id, attempt=process_name())
+            register(registration)
 
-        def train(name: str, recorded: Sequence[StepRecord] = ()) -> tuple[list[StepRecord], float]:
-            """Run all steps; return them with the mean seconds of one."""
-            run_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relibra-run-"))) / name
-            job = Job(run_folder, registration, balanced=name == "balanced", seed=seed)
-            stages.begin(f"{name}: start trainers")
-            with job:
-                records = []
-                start_s = time.monotonic()
-                for step in range(steps):
-                    stages.begin(f"{name}: step {step + 1} of {steps}")
-                    records.append(job.step(step, recorded[step].batch if recorded else None, stages.go_on))
-                return records, (time.monotonic() - start_s) / steps
+            def train(name: str, recorded: Sequence[StepRecord] = ()) -> tuple[list[StepRecord], float]:
+                """Run all steps; return them with the mean seconds of one."""
+                run_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relibra-run-"))) / name
+                job = Job(run_folder, registration, balanced=name == "balanced", seed=seed)
+                now(f"{name}: start trainers")
+                with job:
+                    records = []
+                    start_s = time.monotonic()
+                    for step in range(steps):
+                        now(f"{name}: step {step + 1} of {steps}")
+                        records.append(job.step(step, recorded[step].batch if recorded else None))
+                    return records, (time.monotonic() - start_s) / steps
 
-        plain, plain_step_s = train("plain")
-        balanced, balanced_step_s = train("balanced", plain)
-        stages.begin("compare")
-        comparisons = []
-        for step, (plain_record, balanced_record) in enumerate(zip(plain, balanced, strict=True)):
-            shown = f"/v1/jobs/{job_id}/steps/{step}"
-            prediction, reports = services.get(f"{shown}/plan")["prediction"], services.get(f"{shown}/reports")
-            comparisons.append(compare(step, plain_record, balanced_record, prediction, reports))
-        comparison = judge(comparisons)
+            plain, plain_step_s = train("plain")
+            balanced, balanced_step_s = train("balanced", plain)
+            now("compare")
+            comparisons = []
+            for step, (plain_record, balanced_record) in enumerate(zip(plain, balanced, strict=True)):
+                shown = f"/v1/jobs/{job_id}/steps/{step}"
+                prediction, reports = services.get(f"{shown}/plan")["prediction"], services.get(f"{shown}/reports")
+                comparisons.append(compare(step, plain_record, balanced_record, prediction, reports))
+            comparison = judge(comparisons)
         if as_json:
             print_json(asdict(comparison))
         else:
@@ -109,30 +108,6 @@ def demo(
                 "\nTo keep the status pages open after the demo, add --keep (make demo ARGS=--keep).", soft_wrap=True
             )
     raise typer.Exit(0 if comparison.passed else 1)
-
-
-class _Stages:
-    """Says what the demo waits for: a line for each stage, and for its parts while they take long, in a pipe too."""
-
-    _PAUSE_S = 5.0
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._start_s = self._said_s = time.monotonic()
-        self._stage = ""
-
-    def begin(self, stage: str) -> None:
-        """Say that a stage begins, which ends the one before it."""
-        self._stage = stage
-        self._said_s = time.monotonic()
-        self._console.print(f"{self._said_s - self._start_s:4.0f} s  {stage}")
-
-    def go_on(self, part: str) -> None:
-        """Say which part of the stage begins, unless a line is new."""
-        if time.monotonic() - self._said_s >= self._PAUSE_S:
-            stage = self._stage
-            self.begin(f"{stage}, {part}")
-            self._stage = stage
 
 
 def _exit(number: int, _: object) -> NoReturn:

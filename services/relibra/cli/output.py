@@ -4,7 +4,10 @@ A terminal has a width, a pipe has none. In a pipe nothing is wrapped or cut, so
 """
 
 import json
+import math
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, TextIO
@@ -14,7 +17,6 @@ from rich.box import SIMPLE
 from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from relibra.errors import InvalidInput
@@ -102,9 +104,47 @@ def writing(option: str) -> Iterator[None]:
 
 
 @contextmanager
-def working(on: str) -> Iterator[Callable[[str], None]]:
-    """Show the current work and its duration; yield the function that announces the next piece of work."""
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(on)
-        yield lambda on: progress.update(task, description=on)
+def working(on: str, console: Console | None = None) -> Iterator[Callable[[str], None]]:
+    """Say what goes on, on a terminal and in a pipe; yield the function that announces the next piece of work.
+
+    Work gets a line when it begins, unless the line before is of the same second, and one every few seconds that it
+    lasts. Lines go to standard error by default.
+    """
+    progress = _Progress(console or Console(stderr=True), on)
+    ticks = threading.Thread(target=progress.tick, daemon=True)
+    ticks.start()
+    try:
+        yield progress.now
+    finally:
+        progress.end.set()
+        ticks.join()
+
+
+class _Progress:
+    _PAUSE_S = 5.0
+
+    def __init__(self, console: Console, on: str) -> None:
+        self.end = threading.Event()
+        self._console = console
+        self._lock = threading.Lock()
+        self._start_s = time.monotonic()
+        self._said_s = -math.inf
+        self.now(on)
+
+    def now(self, on: str) -> None:
+        """Announce a piece of work."""
+        with self._lock:
+            self._on = on
+            self._say(after_s=1.0)
+
+    def tick(self) -> None:
+        """Say what goes on where no line is new, until `end` is set."""
+        while not self.end.wait(self._PAUSE_S / 5):
+            with self._lock:
+                self._say(after_s=self._PAUSE_S)
+
+    def _say(self, after_s: float) -> None:
+        time_s = time.monotonic()
+        if time_s - self._said_s >= after_s:
+            self._said_s = time_s
+            self._console.print(f"{time_s - self._start_s:4.0f} s  {self._on}", highlight=False, soft_wrap=True)

@@ -3,7 +3,7 @@
 M micro-batches, L MoE layers, R EP ranks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,24 +83,20 @@ class Job:
         self._ask_rollout("load", weights)
         return weights
 
-    def step(self, step: int, recorded: Batch | None, on_stage: Callable[[str], None]) -> StepRecord:
+    def step(self, step: int, recorded: Batch | None) -> StepRecord:
         """Run one RL step: rollout, plan if balanced, RECOMPUTE, UPDATE, weights back to the rollout worker.
 
         If `recorded` is given, the step trains on that rollout instead of its own, because two runs on different data
         cannot be compared: weights that differ in the last bit can change a sample at a near tie. The record counts how
         many sequences of this run's own rollout differ from it.
         """
-        on_stage("rollout")
         own: Batch = self._ask_rollout("generate", step)
         batch = recorded or own
         schedule = schedule_in_order(len(batch.tokens), CLUSTER.num_ranks)
         if self._balanced:
-            on_stage("plan")
             self._ask_rollout("report", step, batch)
             with PlannerClient(self._registration.planner_address, attempt=self._registration.attempt) as planner:
                 planner.submit_schedule(self._registration.job_id, step, sequence_ids(len(batch.tokens)), schedule)
-
-        on_stage("train")
         shares = [
             [
                 batch.select(np.flatnonzero((schedule.source_rank_S == rank) & (schedule.micro_batch_S == micro_batch)))
