@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from harness.services import CLUSTER, MODEL, Service, redis_server, redis_url, run, store  # noqa: F401
 from harness.watched_job import WatchedJob
 from relibra.cli.app import app
+from relibra.planning.cost import CostModel
 from relibra.planning.launch import Launch
 from relibra.store import ALL_JOBS, EmbeddedRedis, Role, Store
 
@@ -43,7 +44,7 @@ class Watched:
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     async def fill(url: str) -> tuple[WatchedJob, list[str]]:
         async with Store.open(url) as opened:
-            job = WatchedJob(opened, "job", model=MODEL, cluster=CLUSTER, num_micro_batches=2)
+            job = WatchedJob(opened, "job", model=MODEL, cluster=CLUSTER, num_micro_batches=2, cost=CostModel())
             await job.register()
             await job.report(0, await job.plan(0))
             await job.expire(0)

@@ -7,6 +7,7 @@ from fastapi.testclient import TestClient
 
 from harness.services import CLUSTER, MODEL, Loop
 from harness.watched_job import WatchedJob
+from relibra.planning.cost import CostModel
 from relibra.planning.launch import Launch
 from relibra.status.reader import Reader
 from relibra.status.savings import Saving, TokenTime, add_up, compute_saving
@@ -16,7 +17,7 @@ from relibra.store import AttemptId, Store
 @pytest.fixture
 def trained(store: Store, run: Loop) -> WatchedJob:
     """A job with steps 1 to 4, executed as planned."""
-    job = WatchedJob(store, "trained", model=MODEL, cluster=CLUSTER, num_micro_batches=2)
+    job = WatchedJob(store, "trained", model=MODEL, cluster=CLUSTER, num_micro_batches=2, cost=CostModel())
 
     async def fill() -> None:
         await job.register()
@@ -107,7 +108,7 @@ def test_the_figure_and_its_assumption_are_in_json_pages_and_metrics(
     expected = saving(Reader(store, num_plans=2), run)
     shown = http.get("/v1/jobs/trained").json()["savings"]
     assert shown["saved_gpu_hours"] == expected.saved_gpu_hours
-    assert "H100-class" in shown["assumption"]
+    assert "by the cost model that the job registered" in shown["assumption"]
     history = http.get("/v1/jobs/trained/history").json()
     assert sum(each["saved_gpu_hours"] for each in history) == pytest.approx(shown["saved_gpu_hours"])
     lines = http.get("/metrics").text.splitlines()

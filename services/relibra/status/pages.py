@@ -22,11 +22,14 @@ from relibra.status.problems import Problem
 from relibra.status.runbook import runbook_html
 from relibra.status.savings import TokenTime, add_up
 from relibra.status.step_figures import history_point
+from relibra.status.step_times import compare_step_times
 
 STATIC = Path(__file__).parent / "static"
 pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 _STEPS_PER_PAGE = 50
+_NUM_TIMED = 200
+"""Steps whose times are compared: the newest, and as many from the whole of the attempt."""
 _NUM_NAMED = 10
 """The number of rows in tables of the worst cells and the most replicated experts."""
 _YEAR_S = 31_536_000
@@ -63,6 +66,7 @@ async def show_job(app: App, seen: Seen, request: Request, before: Before = None
     points = [history_point(step, TokenTime.of(job)) for step in steps[:_STEPS_PER_PAGE]]
     shown: dict[str, Any] = {"points": points, "before": before, "has_older": len(steps) > _STEPS_PER_PAGE}
     shown["ways"] = await app.ways.say(glance)
+    shown["times"] = compare_step_times(await app.reader.sample(job, _NUM_TIMED))
     return page(request, "job.html", seen=seen, glance=glance, attempts=attempts, **shown)
 
 

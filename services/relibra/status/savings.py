@@ -21,7 +21,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from relibra.planning import Phase
-from relibra.planning.cost import CostModel
 from relibra.planning.execution import PhaseSummary
 from relibra.store import JobRecord, StepSummary
 
@@ -34,19 +33,16 @@ class TokenTime:
     """How long an expert computes one token copy in a forward pass."""
 
     us: float
-    is_registered: bool
-    """Whether the job registered a cost model; else the time is that of H100-class nodes."""
     lacks_dispatch: bool = False
     """Whether plans of the job count the time of dispatch, which the saved time does not."""
 
     @classmethod
     def of(cls, job: JobRecord) -> "TokenTime | None":
-        """Return the time that the registration of a job gives; None if it gives neither a cost model nor a size."""
-        if job.params.cost is not None:
-            counts_dispatch = job.params.cost.token_size_bytes > 0 and job.cluster.num_nodes > 1
-            return cls(us=job.params.cost.us_per_token, is_registered=True, lacks_dispatch=counts_dispatch)
-        size_bytes = job.model.expert_weight_size_bytes
-        return cls(us=CostModel.of_expert(size_bytes).us_per_token, is_registered=False) if size_bytes else None
+        """Return the time by the cost model that a job registered; None if it registered none."""
+        cost = job.params.cost
+        if cost is None:
+            return None
+        return cls(us=cost.us_per_token, lacks_dispatch=cost.token_size_bytes > 0 and job.cluster.num_nodes > 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,19 +140,16 @@ def _of_phase(phase: PhaseSummary, time: TokenTime) -> Saving | None:
 def assumption(saving: Saving, time: TokenTime | None) -> str:
     """Say what the GPU-hours saved rest on, or why they are unknown."""
     if time is None:
-        return (
-            "GPU-hours saved are unknown, because the job registered neither a cost model nor the size of its "
-            "experts (expert_weight_size_bytes)."
-        )
+        return "GPU-hours saved are unknown, because the job registered no cost model (relibra calibrate)."
     num_reported = saving.num_steps + saving.num_left_out
     if not num_reported:
         return "No rank has reported a step yet."
     if not saving.num_steps:
         return f"GPU-hours saved are unknown: none of {num_reported} reported steps counts. {_WHAT_COUNTS}"
-    source = "by the cost model that the job registered" if time.is_registered else "a guess for H100-class nodes"
     text = (
-        f"Assumes that one token copy takes {time.us:.3g} µs in a forward pass of an expert ({source}) and twice as "
-        f"long in a backward pass, so that experts take {saving.expert_s / saving.trained_s:.1%} of "
+        f"Assumes that one token copy takes {time.us:.3g} µs in a forward pass of an expert (by the cost model that the "
+        f"job registered) and twice as long in a backward pass, so that experts take "
+        f"{saving.expert_s / saving.trained_s:.1%} of "
         f"{write_hours(saving.trained_s)} GPU-hours of training. Waits for plans, reorders and replicas, "
         f"{write_hours(saving.waited_s)} GPU-hours, are subtracted."
     )
