@@ -152,7 +152,7 @@ def test_the_time_of_a_token_copy_is_the_one_that_the_job_registered() -> None:
 def test_the_assumption_names_time_share_and_what_was_subtracted() -> None:
     text = assumption(compute_saving(step(replace(PHASE, duration_s=3600.0, plan_wait_s=360.0)), US), US)
     assert "one token copy takes 1e+06 µs" in text
-    assert "by the cost model that the job registered" in text
+    assert "by the cost model that the job registered, and" in text
     assert "experts take 2.6% of 4.000 GPU-hours of training" in text
     assert "0.400 GPU-hours, are subtracted" in text
 

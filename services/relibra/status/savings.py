@@ -149,8 +149,8 @@ def assumption(saving: Saving, time: TokenTime | None) -> str:
     text = (
         f"Assumes that one token copy takes {time.us:.3g} µs in a forward pass of an expert, by the cost model that "
         "the job registered, and twice as long in a backward pass, so that experts take "
-        f"{saving.expert_s / saving.trained_s:.1%} of {write_hours(saving.trained_s)} GPU-hours of training. Waits for plans, reorders and replicas, "
-        f"{write_hours(saving.waited_s)} GPU-hours, are subtracted."
+        f"{saving.expert_s / saving.trained_s:.1%} of {write_hours(saving.trained_s)} GPU-hours of training. Waits for "
+        f"plans, reorders and replicas, {write_hours(saving.waited_s)} GPU-hours, are subtracted."
     )
     if time.lacks_dispatch:
         text += (
