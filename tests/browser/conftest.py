@@ -7,16 +7,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 from redis import Redis
-from typer.testing import CliRunner
 
 from harness.services import CLUSTER, MODEL, Service
 from harness.watched_job import WatchedJob
-from relibra.cli.app import app
-from relibra.routing import RoutingTrace, write_trace
 from relibra.store import EmbeddedRedis, Store
 
 T = TypeVar("T")
@@ -94,20 +90,6 @@ def job(store: Store, run: Run[None]) -> WatchedJob:
 
     run(fill())
     return job
-
-
-@pytest.fixture(scope="session")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page that `relibra simulate` wrote."""
-    folder = tmp_path_factory.mktemp("report")
-    routed_TLK = np.minimum(np.random.default_rng(0).geometric(0.2, (400, 2, 2)) - 1, 15).astype(np.uint8)
-    trace = RoutingTrace(routed_experts=routed_TLK, offsets=np.arange(0, 401, 20), num_experts=16)
-    write_trace(folder / "trace.npz", trace)
-    cluster = ["--model", "gpt-oss-20b", "--gpus-per-node", "4", "--micro-batches", "2", "--tokens-per-gpu", "256"]
-    options = [*cluster, "--policies", "plain,eplb-history", "--report", str(folder / "report.html")]
-    done = CliRunner().invoke(app, ["simulate", str(folder / "trace.npz"), *options])
-    assert done.exit_code == 0, done.output
-    return folder / "report.html"
 
 
 class Errors(list[str]):

@@ -1,6 +1,5 @@
 """The pages under axe-core: no serious obstacle for people who use a screen reader or the keyboard."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,10 +26,10 @@ def test_an_obstacle_is_found(page: Page) -> None:
 
 
 @pytest.mark.long
-def test_no_page_has_an_obstacle(page: Page, job: WatchedJob, report: Path) -> None:
+def test_no_page_has_an_obstacle(page: Page, job: WatchedJob) -> None:
     page.set_viewport_size({"width": 390, "height": 844})  # a phone, on which tables scroll
     found = {}
-    for path in (*PAGES, report.as_uri()):
+    for path in PAGES:
         page.goto(path)
         wait_for_charts(page)
         page.emulate_media(color_scheme="light")

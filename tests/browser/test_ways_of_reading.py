@@ -29,9 +29,9 @@ def saved(page: Page, button: str, path: Path) -> tuple[str, bytes]:
 
 
 @pytest.mark.long
-def test_no_page_is_wider_than_a_phone(page: Page, job: WatchedJob, report: Path, errors: list[str]) -> None:
+def test_no_page_is_wider_than_a_phone(page: Page, job: WatchedJob, errors: list[str]) -> None:
     page.set_viewport_size(PHONE)
-    for path in (*PAGES, report.as_uri()):
+    for path in PAGES:
         page.goto(path)
         wait_for_charts(page)
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], path

@@ -22,7 +22,7 @@ def test_a_job_with_its_health(relibra, watched):
     assert json.loads(relibra("show", "job", "--json"))["health"]["verdict"] == "failing"
 
 
-@pytest.mark.parametrize("verdict", [*JobState, "a state of a newer service"])
+@pytest.mark.parametrize("verdict", list(JobState))
 def test_a_job_is_shown_in_every_state(relibra, answering, verdict):
     said = json.loads(relibra("show", "job", "--json"))
     said["health"] = {"verdict": verdict, "reason": "no plan for 15 min"}

@@ -54,8 +54,7 @@ def list_jobs(url: StatusUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
         return
     headings = ("!job", "health", "attempt", "launched by", "layers x experts", "nodes x GPUs", "registered")
     print_rows(console, headings, rows)
-    # Older services say nothing of savings.
-    saved = [job["savings"]["saved_gpu_hours"] for job in jobs if job.get("savings")]
+    saved = [job["savings"]["saved_gpu_hours"] for job in jobs]
     if known := [hours for hours in saved if hours is not None]:
         console.print(
             f"GPU-hours saved in {len(known)} of {len(jobs)} jobs: {hours_text(sum(known))}. `relibra show` says what "
@@ -63,8 +62,7 @@ def list_jobs(url: StatusUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
         )
     for job in jobs:
         if job["health"]["verdict"] != "well":
-            runbook = job.get("runbook")  # older services have none
-            what_to_do = f". What to do: {client.url}{runbook}" if runbook else ""
+            what_to_do = f". What to do: {client.url}{job['runbook']}" if job["runbook"] else ""
             console.print(f"{job['job_id']}: {job['health']['reason']}{what_to_do}", markup=False)
         if job["refused_launch"]:
             console.print(f"{job['job_id']}: {job['refused_launch']['text']}", markup=False)

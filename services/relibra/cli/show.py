@@ -19,8 +19,6 @@ _COLOURS = {
     "waiting": "blue",
     "well": "green",
 }
-_PLAIN = "default"
-"""The colour of states that only a newer status service knows."""
 
 
 def show(
@@ -62,13 +60,13 @@ def show(
         print_json(shown)
     else:
         print_it(open_console(), shown)
-        if shown.get("runbook"):  # older services have none
+        if shown.get("runbook"):
             typer.echo(f"What to do: {client.url}{shown['runbook']}")
 
 
 def _print_job(console: Console, job: dict[str, Any]) -> None:
     health, attempt = job["health"], job["attempt"]
-    model, cluster, colour = attempt["model"], attempt["cluster"], _COLOURS.get(health["verdict"], _PLAIN)
+    model, cluster, colour = attempt["model"], attempt["cluster"], _COLOURS[health["verdict"]]
     is_over = attempt["number"] != job["current_attempt"]
     if is_over:
         current = f"attempt {job['current_attempt']} is current"

@@ -1,18 +1,17 @@
 """`relibra simulate`: compare balancing policies on a recorded trace.
 
 In:   a routing trace file, the names of a model and of hardware.
-Out:  a table or JSON, and an HTML report with figures if requested.
+Out:  a table or JSON.
 """
 
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from relibra.cli.output import AsJson, open_console, print_json, print_rows, working, writing
+from relibra.cli.output import AsJson, open_console, print_json, print_rows, working
 from relibra.cli.question import Knowledge, asking, provenance
 from relibra.errors import InvalidInput
 from relibra.evaluation.question import Question
@@ -29,7 +28,6 @@ def simulate(
         typer.Option(help="Policies to compare, separated by commas. All by default."),
     ] = None,
     knowledge: Knowledge = Level.MICRO_BATCHES,
-    report: Annotated[Path | None, typer.Option(help="HTML report to write, with a figure, in one file.")] = None,
     seed: Annotated[int, typer.Option(help="Seed for drawing sequences.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -37,8 +35,6 @@ def simulate(
     from relibra.evaluation.policies import POLICIES  # loads numba
     from relibra.evaluation.simulation import simulate as run
 
-    if report is not None and (report.is_dir() or not report.parent.is_dir()):
-        raise InvalidInput.of("--report", expected="a file in a folder that exists", got=report)
     chosen = list(POLICIES) if policies is None else [name.strip() for name in policies.split(",")]
     if unknown := [name for name in chosen if name not in POLICIES]:
         raise InvalidInput.of(
@@ -49,11 +45,6 @@ def simulate(
         now("drawing two steps")
         before, step = question.steps(seed)
         outcomes = run(step, before, question.training, chosen, on_policy=now, level=knowledge)
-    if report is not None:
-        from relibra.evaluation.report import write_report
-
-        with writing("--report"):
-            write_report(report, question, outcomes)
     if as_json:
         said = [asdict(outcome) | {"total_s": outcome.step.total_s} for outcome in outcomes]
         print_json(
@@ -75,8 +66,6 @@ def simulate(
     slots = f"{redundant_slots} redundant slot{'' if redundant_slots == 1 else 's'} per GPU"
     console.print(f"{slots}: {_slots_size_bytes(question) / 1e9:.2f} GB.", highlight=False)
     console.print(provenance(question), highlight=False)
-    if report is not None:
-        console.print(f"Written to {report}", highlight=False)
 
 
 def _slots_size_bytes(question: Question) -> int:
