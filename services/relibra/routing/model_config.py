@@ -84,13 +84,13 @@ def read_config(path: str | Path) -> Mapping[str, Any]:
     try:
         config: Any = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise InvalidInput.of("model config", expected="a Hugging Face config.json", got=error) from error
+        raise InvalidInput.of(str(path), expected="a model's config.json, in JSON", got=error) from error
     if not isinstance(config, Mapping):
-        raise InvalidInput.of("model config", expected="a JSON object", got=f"a {type(config).__name__}")
+        raise InvalidInput.of(str(path), expected="a JSON object", got=f"a {type(config).__name__}")
     text: Mapping[str, Any] = config
     while parts := [key for key in _TEXT_PARTS if isinstance(text.get(key), Mapping)]:
         if len(parts) > 1:
-            raise InvalidInput.of("model config", expected="one text model", got=" and ".join(parts))
+            raise InvalidInput.of(str(path), expected="one text model", got=" and ".join(parts))
         text = text[parts[0]]
     return text
 
@@ -114,6 +114,12 @@ def layers_of_config(config: Mapping[str, Any]) -> ModelLayers:
 
 
 def _refuse_other_kinds(config: Mapping[str, Any]) -> None:
+    if not any(key in config for key in _NUM_EXPERTS):
+        raise InvalidInput.of(
+            "model config",
+            expected=f"a mixture of experts, which has {' or '.join(_NUM_EXPERTS)}",
+            got="none of them: a dense model has no experts to balance",
+        )
     for flag in _HAS_EXPERTS:
         if config.get(flag) is False:
             raise InvalidInput.of(flag, expected="true, as in a mixture of experts", got=False)
