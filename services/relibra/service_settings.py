@@ -5,6 +5,7 @@ Arguments override the environment (`RELIBRA_<NAME>`), and the environment overr
 """
 
 import ipaddress
+import logging
 import os
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -90,6 +91,19 @@ class ServiceSettings(BaseSettings):
     def has_tls(self) -> bool:
         """Whether the service itself encrypts its connections."""
         return False
+
+    @property
+    def changes(self) -> str:
+        """The settings that differ from their defaults, for people."""
+        changed = self.model_dump(mode="json", exclude_defaults=True)
+        return ", ".join(f"{name}={value}" for name, value in changed.items()) or "default settings"
+
+    def log_openness(self, logger: logging.Logger, risk: str) -> None:
+        """Log that a service asks nobody for a token: a warning where other machines can connect."""
+        if self.is_loopback:
+            logger.info("no authentication: %s; only this machine can connect", risk)
+        else:
+            logger.warning("no authentication: %s; THE WHOLE NETWORK CAN CONNECT", risk)
 
     @property
     def is_loopback(self) -> bool:

@@ -168,7 +168,11 @@ def test_S7_faults_say_where_and_what_to_do_and_nothing_is_written(config, tmp_p
         (good, ("--layers", 4, "--experts", 64, "--top-k", 4, "--dense-layers", "x"), "--dense-layers: expected"),
         (good, (*with_config, "--format", "x"), "--format: expected vllm or"),
         (good, (*with_config, "--turns-by", "x"), "line 1: x: expected to name the sequence"),
-        (good, ("--model-config", tmp_path / "none", "-o", output), "none: expected a model's config.json, in JSON, got"),
+        (
+            good,
+            ("--model-config", tmp_path / "none", "-o", output),
+            "none: expected a model's config.json, in JSON, got",
+        ),
         (good, ("--model-config", config, "-o", tmp_path / "no" / "x"), "--output: expected a file in a folder"),
         ({"routed_experts": "AAAA"}, with_config, "line 1: routed_experts: .* --format sglang"),
         ({"text": "no routing"}, with_config, "line 1: response: expected routed experts"),

@@ -73,7 +73,9 @@ def test_a_file_and_the_folder_of_a_checkpoint_are_read(tmp_path):
         path.write_text(text)
         with pytest.raises(InvalidInput, match=r"config\.json: expected a"):
             read_model_config(path)
-    with pytest.raises(InvalidInput, match=r"absent\.json: expected a model's config\.json, in JSON, got .*No such file"):
+    with pytest.raises(
+        InvalidInput, match=r"absent\.json: expected a model's config\.json, in JSON, got .*No such file"
+    ):
         read_model_config(tmp_path / "absent.json")
 
 

@@ -77,7 +77,7 @@ def up(
                 return
             ready = {**ready, **addresses, "pids": ready["pids"] | addresses["pids"]}
         typer.echo(
-            f"relibra is up; Ctrl-C stops it\n  planner  {ready['planner']}: trainers and rollout workers connect here"
+            f'relibra is up; Ctrl-C stops it\n  planner  {ready["planner"]}: trainers connect here; it plans once the log says "ready"'
         )
         typer.echo(f"  status   {ready['status']}: open it in a browser")
         if redis is not None:

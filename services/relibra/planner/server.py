@@ -115,13 +115,9 @@ class PlannerServer:
         gc.freeze()
         gc.set_threshold(_GC_THRESHOLD)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        logger.info("planner serves on %s with %s", address, settings.model_dump_json())
+        logger.info("planner serves on %s with %s", address, settings.changes)
         if settings.auth == "none":
-            logger.warning(
-                "no authentication: anyone who can connect to %s can read and change every job; %s",
-                address,
-                "only this machine can connect" if settings.is_loopback else "THE WHOLE NETWORK CAN CONNECT",
-            )
+            settings.log_openness(logger, f"anyone who can connect to {address} can read and change every job")
         elif settings.tls_cert_file is None:
             logger.warning("no TLS: tokens travel to %s unencrypted", address)
         return address

@@ -82,7 +82,7 @@ def create_app(store: Store, settings: StatusSettings, compare: CompareWays | No
         hosts=KnownHosts.of(settings.host, settings.allowed_hosts) if is_open else None,
     )
     if is_open:
-        logger.warning("no authentication: anyone who can connect to this service can see every job")
+        settings.log_openness(logger, "anyone who can connect to this service can see every job")
     install_problem_handlers(app, show_problem)
     app.add_middleware(_Headers)
     app.include_router(api)

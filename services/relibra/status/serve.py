@@ -72,7 +72,7 @@ class StatusServer:
         self._servers = [_Server(_config(app, protocol)) for app, _ in zip(apps, self._sockets, strict=False)]
         for listener in self._sockets:
             listener.listen()
-        logger.info("status service on %s with %s", self.url, self._settings.model_dump_json())
+        logger.info("status service on %s with %s", self.url, self._settings.changes)
         for url in self.urls[1:]:
             logger.info("metrics on %s/metrics", url)
         # Imported modules live as long as the process. Frozen, they no longer cost each full collection 0.1 s.
@@ -122,6 +122,7 @@ def _config(app: FastAPI, protocol: type[asyncio.Protocol]) -> uvicorn.Config:
         app,
         http=protocol,
         log_config=None,
+        log_level="warning",
         access_log=False,
         lifespan="off",
         timeout_graceful_shutdown=DRAIN_TIMEOUT_S,

@@ -109,7 +109,7 @@ class EmbeddedRedis:
         except BaseException:
             self.stop()
             raise
-        logger.info("redis-server (pid %d) serves %s", self.pid, self.url)
+        logger.debug("redis-server (pid %d) serves %s", self.pid, self.url)
 
     def stop(self) -> None:
         """Stop the server once it has written everything; do nothing if it is not running."""

@@ -90,7 +90,8 @@ class Health:
             if is_ready:
                 logger.info("ready")
             elif not self._fault:
-                logger.warning("not ready: %s", reason)
+                is_starting = self._is_ready is None and waits_for is WaitsFor.SOLVER
+                logger.log(logging.INFO if is_starting else logging.WARNING, "not ready: %s", reason)
             self._is_ready = is_ready
             for service in self._services:
                 await self._servicer.set(service, _Status.SERVING if is_ready else _Status.NOT_SERVING)
