@@ -76,9 +76,8 @@ def up(
             if addresses is None:
                 return
             ready = {**ready, **addresses, "pids": ready["pids"] | addresses["pids"]}
-        typer.echo(
-            f'relibra is up; Ctrl-C stops it\n  planner  {ready["planner"]}: trainers connect here; it plans once the log says "ready"'
-        )
+        typer.echo("relibra is up; Ctrl-C stops it")
+        typer.echo(f"  planner  {ready['planner']}: trainers connect here; steps are planned once the log says ready")
         typer.echo(f"  status   {ready['status']}: open it in a browser")
         if redis is not None:
             typer.echo(f"  redis    {redis.url}, in {data_dir}")
