@@ -213,6 +213,12 @@ def test_the_framework_of_an_example_is_certain(name):
     assert guess_framework((EXAMPLES / name).read_text()) == framework
 
 
+def test_a_launcher_of_slime_or_of_its_fork_is_known_by_its_options():
+    options = "python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8"
+    assert guess_framework(options) is Framework.SLIME
+    assert guess_framework(f"cd /root/miles/ && {options}") is Framework.MILES
+
+
 @pytest.mark.parametrize("text", ["python train.py --lr 1", "verl.trainer.main_ppo\nslime/train.py"])
 def test_a_file_without_a_certain_sign_needs_the_name_of_its_framework(text, tmp_path):
     (tmp_path / "run.sh").write_text(text)

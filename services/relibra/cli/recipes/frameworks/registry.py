@@ -62,7 +62,9 @@ READERS = {
     ),
     Framework.SWIFT: _reader(read_command_line, r"--|megatron$|swift", r"^[^#\n]*\bmegatron (rlhf|sft|pt)\b"),
     Framework.MILES: _reader(read_command_line, r"--", r"\bmiles[./_]|MILES_"),
-    Framework.SLIME: _reader(read_command_line, r"--", r"\bslime[./_]|SLIME_"),
+    Framework.SLIME: _reader(
+        read_command_line, r"--", r"\bslime[./_]|SLIME_|--(actor-num-gpus-per-node|rollout-num-gpus-per-engine)\b"
+    ),
     Framework.MEGATRON: _reader(read_command_line, r"--", r"\bpretrain_\w+\.py\b"),
 }
 """In the order in which files are asked for signs."""
@@ -71,4 +73,6 @@ READERS = {
 def guess_framework(text: str) -> Framework | None:
     """Return the only framework of which a file has signs, or None if there is none or more than one."""
     signed = [framework for framework, reader in READERS.items() if reader.sign.search(text)]
+    if Framework.MILES in signed and Framework.SLIME in signed:
+        signed.remove(Framework.SLIME)  # miles is a fork, and has its options
     return signed[0] if len(signed) == 1 else None
