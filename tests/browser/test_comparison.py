@@ -23,7 +23,7 @@ def test_two_steps_are_compared_from_the_page_of_one(page: Page, job: WatchedJob
     page.get_by_role("link", name="Compare with step 1").click()
     wait_for_charts(page)
     expect(page.locator("thead").first).to_contain_text("job, step 1")
-    expect(page.get_by_role("row", name="Imbalance that the plan expects without balancing")).to_contain_text(
+    expect(page.get_by_role("row", name="Imbalance that the plan expects without relibra")).to_contain_text(
         f"{job.plans[1].prediction.imbalance_before:.3f}"
     )
     assert shown(page, "both-heat", "name") == ["job, step 1", "job, step 4"]

@@ -66,7 +66,7 @@ def test_a_chart_is_walked_and_opened_with_the_keyboard(page: Page, job: Watched
     heat.focus()
     heat.press("ArrowRight")
     heat.press("ArrowDown")
-    expect(page.locator(".chart.heat .spoken")).to_contain_text("rank 1, layer 1: without balancing ")
+    expect(page.locator(".chart.heat .spoken")).to_contain_text("rank 1, layer 1: without relibra ")
     expect(heat.locator(".hovertext").first).to_be_visible()
     assert errors == []
 
@@ -131,7 +131,7 @@ def test_charts_are_saved_as_csv_over_what_they_show(
     page.goto("/jobs/job/steps/1")
     wait_for_charts(page)
     heading, *rows = csv.reader(io.StringIO(saved(page, "Save as CSV: heat maps", tmp_path / "chart")[1].decode()))
-    assert heading == ["layer", "rank", "without balancing", "planned"]
+    assert heading == ["layer", "rank", "without relibra", "planned"]
     loads_LR = job.plans[1].rank_loads_MLR.sum(axis=0)
     planned = [float(row[3]) for row in rows]
     assert planned == pytest.approx((loads_LR / loads_LR.mean(axis=1, keepdims=True)).ravel().tolist(), rel=1e-3)

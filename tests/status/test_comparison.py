@@ -63,7 +63,7 @@ def figures(left: Side, right: Side) -> dict[str, Compared]:
 
 def test_figures_of_a_step_are_those_of_its_plan_and_of_the_longest_or_all_of_its_phases() -> None:
     found = {name: each.left for name, each in figures(side(STEP), side(UNPLANNED)).items()}
-    assert found["Imbalance without relibra"] == found["Imbalance that the plan expects without balancing"] == 2.5
+    assert found["Imbalance without relibra"] == found["Imbalance that the plan expects without relibra"] == 2.5
     assert found["Speed-up of expert computation, realised"] == 2.0
     assert found["Time of all phases"] == 10.0
     assert found["Longest wait of a rank for the plan"] == 1.0

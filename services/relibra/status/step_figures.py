@@ -115,7 +115,7 @@ STEP_FIGURES = (
     StepFigure("imbalance_plain", "ratio", "Imbalance without relibra", _read_plain, "Without relibra"),
     StepFigure("imbalance_realised", "ratio", "Imbalance with relibra", _read_realised, "With relibra"),
     _promise("imbalance_after", "ratio", "Imbalance that the plan expects", "Expected"),
-    _promise("imbalance_before", "ratio", "Imbalance that the plan expects without balancing"),
+    _promise("imbalance_before", "ratio", "Imbalance that the plan expects without relibra"),
     _promise("imbalance_bound", "ratio", "Lower bound under the plan's placement"),
     _promise("imbalance_floor", "ratio", "Lower bound under any placement"),
     StepFigure("speedup_planned", "ratio", "Speed-up of expert computation, expected", _read_planned_speedup),

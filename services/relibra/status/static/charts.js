@@ -116,7 +116,8 @@ const CHARTS = {
 
   waits(points) {
     const { x, of, named, xaxis, isTime } = overSteps(points);
-    const fallbacks = [0, 1, ...of("num_fallbacks")];
+    const fallbacks = of("num_fallbacks");
+    const hasFallbacks = fallbacks.some((number) => number > 0);
     // Steps are not evenly spaced in time, and bars would be as narrow as the shortest of them.
     const shape = isTime ? { type: "scatter", mode: "markers" } : { type: "bar" };
     const bars = (name, field, shade, extra) => ({ ...shape, name, x, y: of(field), marker: { color: colour(shade) }, ...extra });
@@ -126,20 +127,20 @@ const CHARTS = {
         bars("longest wait for plan", "plan_wait_s", "after", { offsetgroup: "wait" }),
         bars("longest reorder", "reorder_s", "realised", { offsetgroup: "reorder" }),
         bars("longest wait for replicas", "replica_wait_s", "bound", { offsetgroup: "replicas" }),
-        bars("ranks that fell back", "num_fallbacks", "hot", { offsetgroup: "fallback", yaxis: "y2" }),
+        ...(hasFallbacks ? [bars("ranks that fell back", "num_fallbacks", "hot", { offsetgroup: "fallback", yaxis: "y2" })] : []),
       ]),
       layout: {
         barmode: "group",
         xaxis,
         yaxis: axis("seconds", { rangemode: "tozero" }),
-        yaxis2: axis("ranks", { overlaying: "y", side: "right", rangemode: "tozero", showgrid: false, ...whole(fallbacks) }),
+        yaxis2: axis("ranks", { overlaying: "y", side: "right", rangemode: "tozero", showgrid: false, ...whole([0, 1, ...fallbacks]) }),
       },
       choose: stepAddress,
     };
   },
 
   heat(data) {
-    const maps = [["without balancing", data, data.before_tokens], ["planned", data, data.after_tokens]];
+    const maps = [["without relibra", data, data.before_tokens], ["planned", data, data.after_tokens]];
     return {
       ...heatMaps(maps),
       choose: (event) => data.row === null ? null : inAttempt(`${location.pathname}/cells/${data.row}/${event.points[0].y}`),
@@ -150,7 +151,7 @@ const CHARTS = {
     const x = data.mean_tokens.map((_, layer) => layer);
     return {
       traces: [
-        line("without balancing", x, slowest(data, data.before_tokens), "before"),
+        line("without relibra", x, slowest(data, data.before_tokens), "before"),
         line("planned", x, slowest(data, data.after_tokens), "after"),
         line("floor of the fullest node", x, data.floor_tokens.map((floor, layer) => floor / (data.mean_tokens[layer] || 1)),
           "bound", { dash: "dot" }),
@@ -175,7 +176,7 @@ const CHARTS = {
       traces: [
         { type: "bar", name: "experts at home", x, y: of("home_tokens"), marker: { color: colour("after") } },
         { type: "bar", name: "replicas", x, y: of("replica_tokens"), marker: { color: colour("replica") } },
-        { type: "scatter", mode: "markers", name: "without balancing", x, y: of("before_tokens"),
+        { type: "scatter", mode: "markers", name: "without relibra", x, y: of("before_tokens"),
           marker: { color: colour("text"), symbol: "line-ew-open", size: 14, line: { width: 2.5 } } },
       ],
       layout: {
@@ -206,7 +207,7 @@ const CHARTS = {
       `${names[side]}, ${what}`, data.mean_tokens.map((_, layer) => layer), slowest(data, data[field]), SHADES[side], extra,
     ));
     return {
-      traces: [...lines("planned", "after_tokens"), ...lines("without balancing", "before_tokens", { dash: "dot" })],
+      traces: [...lines("planned", "after_tokens"), ...lines("without relibra", "before_tokens", { dash: "dot" })],
       layout: { xaxis: axis("layer", whole([0, sides[0].mean_tokens.length])), yaxis: axis("slowest / mean rank") },
     };
   },
