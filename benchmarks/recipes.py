@@ -93,7 +93,7 @@ def fp8_of(row: Mapping[str, str]) -> dict[str, Any]:
 def judge_row(row: Mapping[str, str], *, with_core: bool = False) -> Judgement:
     """Return the judgement of a row, with the megatron-core that its framework pins or with any that was tested."""
     core = row["megatron_core"].split(" ")[0] if with_core else ""
-    return judge(settings_of(row), megatron_core=core, framework=row["framework"])
+    return judge(settings_of(row), megatron_core=core, framework=_FRAMEWORKS.get(row["framework"], ""))
 
 
 def share(rows: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
@@ -149,7 +149,7 @@ def _difference(row: Mapping[str, str], read: Mapping[str, Any]) -> tuple[str, d
     }
     of_row, of_file = (
         {each.setting for each in one.refusals}
-        for one in (judge_row(row), judge(dict(read), framework=row["framework"]))
+        for one in (judge_row(row), judge(dict(read), framework=_FRAMEWORKS[row["framework"]]))
     )
     if of_row != of_file:
         return "verdict", {**differing, "refused for": {"row": sorted(of_row), "read": sorted(of_file)}}
@@ -170,7 +170,7 @@ def others(rows: Sequence[Mapping[str, str]], checkouts: Path) -> Iterator[dict[
                 continue
             size = settings.get("expert_model_parallel_size")
             if isinstance(size, int) and size > 1:
-                judgements.append(judge(settings, framework=framework))
+                judgements.append(judge(settings, framework=_FRAMEWORKS[framework]))
                 print(f"{judgements[-1].verdict}: {path}", *sorted(each.setting for each in judgements[-1].refusals))
         yield {"framework": framework, **_counted(judgements), "not_read": not_read}
 

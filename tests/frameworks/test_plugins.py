@@ -13,8 +13,10 @@ ALL = (
     "L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in",
 )
 RENAMING = (*ALL, "no_expert_moves_for_an_export_and_permuted_and_stale_weights_are_seen")
+LORA = "S5_lora_is_that_of_the_framework_alone_when_experts_move_before_every_pass"
 VERL = (
     *RENAMING,
+    LORA,
     "S5_training_goes_on_from_a_checkpoint_after_reorders",
     "S5_a_planner_plans_every_pass_of_batches_of_dynamic_size",
     "recorded_routing_is_planned_for_the_update",
@@ -33,6 +35,7 @@ VERL = (
 )
 SKYRL = (
     *RENAMING,
+    LORA,
     "skyrl_alone_continues_from_a_checkpoint_after_reorders",
     "a_planner_plans_micro_batches_of_equal_size",
     "a_planner_plans_micro_batches_by_tokens",

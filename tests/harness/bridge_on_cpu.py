@@ -50,23 +50,30 @@ def import_stand_ins(*packages: str) -> None:
 
 def use_local_layers(bridge: Any) -> None:
     """Have Megatron-Bridge's `AutoBridge` build megatron-core's own layers, with settings that need no GPU."""
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-
-    def spec(config: Any, **_: Any) -> Any:
-        return get_gpt_layer_local_spec(
-            num_experts=config.num_moe_experts, moe_grouped_gemm=False, qk_layernorm=True, normalization="RMSNorm"
-        )
-
     own = bridge.to_megatron_provider
 
     def to_megatron_provider(self: Any, *args: Any, **kwargs: Any) -> Any:
         provider = own(self, *args, **kwargs)
         for name in OFF_ON_CPU:
             setattr(provider, name, False)
-        provider.use_cpu_initialization, provider.transformer_layer_spec = True, spec
+        provider.use_cpu_initialization, provider.transformer_layer_spec = True, layer_spec
         return provider
 
     bridge.to_megatron_provider = to_megatron_provider
+
+
+def layer_spec(config: Any, **_: Any) -> Any:
+    """Return the layers of a tiny Qwen3-MoE for Megatron-Bridge's providers."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+
+    from harness.distributed.grouped import use_grouped_experts
+
+    spec = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts, moe_grouped_gemm=False, qk_layernorm=True, normalization="RMSNorm"
+    )
+    if config.moe_grouped_gemm:
+        use_grouped_experts(spec)
+    return spec
 
 
 @contextmanager

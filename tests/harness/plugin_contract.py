@@ -207,6 +207,20 @@ class Contract:
         check_nothing_moves(lambda: self.plugin.exported(self.moved))
         assert len(differing(self.plugin.exported(self.moved), self.alone.exports[-2])) > NUM_STALE
 
+    def S5_lora_is_that_of_the_framework_alone_when_experts_move_before_every_pass(self, at: Rank) -> None:
+        """The experts of a layer share an adapter, and their own weights are frozen."""
+        alone = self.plugin.train(at, self.plugin.build(at, balanced=False, is_adapted=True))
+        self.plugin.environment(AWAY, "adapted")
+        with moving(at, self.plugin.num_passes) as outcomes:
+            engine = self.plugin.build(at, balanced=True, is_adapted=True)
+            trained = self.plugin.train(at, engine)
+        check_moved(outcomes[: self.plugin.num_passes], self.plugin.num_passes)
+        check_equal(trained, alone)
+        of_experts = {name for name in alone.exports[-1] if ".experts." in name}
+        assert of_experts
+        assert of_experts <= set(differing(alone.exports[-1], alone.exports[-2]))
+        self.plugin.close(engine)
+
     def L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in(self, at: Rank) -> None:
         """The planner is away: no pass has a plan or waits for one, and all is that of the framework alone."""
         self.plugin.environment(AWAY, "away")

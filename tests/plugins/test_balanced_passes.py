@@ -1,12 +1,14 @@
 """Passes of an engine, with a scripted agent and a scripted way to the planner."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from unittest import mock
 
 import pytest
 
 from relibra.agent import Phase, StepOutcome
 from relibra.planning import Cause
-from relibra.plugins.balanced_passes import BalancedPasses
+from relibra.plugins.balanced_passes import BalancedPasses, within
 from relibra.plugins.settings import PluginSettings
 
 
@@ -81,3 +83,30 @@ def test_N1_passes_that_run_plain_are_not_submitted_and_are_phases_of_one_step_a
         scripted.passes.begin(phase, mock.Mock(), key="rollout")
     assert not scripted.planned.submit.called
     assert [call.args[0] for call in scripted.begin_step.call_args_list] == [0, 0]
+
+
+def test_methods_of_a_framework_run_within_a_context_of_the_passes() -> None:
+    """Arguments and results are the framework's own; a method that a version lacks is left out."""
+
+    class Engine:
+        def save(self, path: str, *, is_last: bool = False) -> tuple[str, bool, int]:
+            return path, is_last, len(self.entered)
+
+        entered: list[str]
+
+    @within("ignoring_names", "save", "a_method_of_newer_versions")
+    class Balanced(Engine):
+        def __init__(self) -> None:
+            self.entered, self.passes = [], mock.Mock(ignoring_names=self.ignoring_names)
+
+        @contextmanager
+        def ignoring_names(self) -> Iterator[None]:
+            self.entered.append("names")
+            yield
+            self.entered.clear()
+
+    engine = Balanced()
+    assert engine.save("folder", is_last=True) == ("folder", True, 1)
+    assert not engine.entered
+    assert not hasattr(engine, "a_method_of_newer_versions")
+    assert Engine.save is not Balanced.save

@@ -75,3 +75,40 @@ def test_unknown_options_and_values_are_warnings_and_never_ok():
 def test_what_cannot_be_checked_is_refused(path, given, message):
     with pytest.raises(InvalidInput, match=message):
         examine(path, None, given)
+
+
+_VERL = "python -m verl.trainer.main_ppo model_engine=megatron actor_rollout_ref.actor.megatron.qat.enable={}"
+_AREAL = "actor:\n  backend: megatron:d1e8\n  enable_tree_training: {}\n"
+_ROLL = "actor_train:\n  strategy_args: {{strategy_name: megatron_train}}\n  pg_variant: topr\n{}"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "refused"),
+    [
+        ("recipe.sh", _VERL.format("True"), "actor_rollout_ref.actor.megatron.qat.enable=False"),
+        ("recipe.sh", _VERL.format("False"), None),
+        ("recipe.yaml", _AREAL.format("true"), "actor.enable_tree_training=false"),
+        ("recipe.yaml", _AREAL.format("false"), None),
+        (
+            "recipe.yaml",
+            _ROLL.format("  worker_cls: relibra.integrations.roll.RLVRWorker\n"),
+            "RLVRPGWorker or Agentic",
+        ),
+        ("recipe.yaml", _ROLL.format("  worker_cls: relibra.integrations.roll.AgenticPGWorker\n"), None),
+        ("recipe.yaml", _ROLL.format(""), None),
+    ],
+)
+def test_what_a_plug_in_refuses_at_start_is_refused_here(tmp_path, name, text, refused):
+    recipe = tmp_path / name
+    recipe.write_text(text)
+    _, *found = examine(recipe, None, [])
+    fixes = [each.fix for each in found if each.verdict is CheckResult.FAILED]
+    assert len(fixes) == (refused is not None)
+    assert refused is None or fixes[0].startswith(f"use {refused}")
+
+
+def test_a_recipe_of_roll_with_other_losses_hears_which_worker_has_them(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(_ROLL.format(""))
+    _, plug_in, *_ = examine(recipe, None, [])
+    assert "actor_train.worker_cls=relibra.integrations.roll.RLVRPGWorker" in plug_in.fix

@@ -20,7 +20,7 @@ def test_the_version_counts_if_it_is_known(version, is_taken):
 
 
 @pytest.mark.parametrize(
-    ("framework", "is_taken"), [("", True), ("verl", True), ("miles", False), ("SkyRL", False), ("swift", False)]
+    ("framework", "is_taken"), [("", True), ("verl", True), ("skyrl", True), ("miles", False), ("swift", False)]
 )
 def test_what_a_plug_in_refuses_counts_if_the_framework_is_known(framework, is_taken):
     lora = GOOD | {"lora_rank": 8, "target_modules": ["linear_qkv"]}

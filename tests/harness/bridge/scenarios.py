@@ -6,17 +6,17 @@ from typing import Any
 from unittest import mock
 
 import torch
-from megatron.bridge.peft import lora, utils
-from megatron.bridge.peft.utils import AdapterAttributes, ParallelLinearAdapter
+from megatron.bridge.peft import lora
+from megatron.bridge.peft.utils import ParallelLinearAdapter
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from torch import nn
 
+from harness import bridge_lora
 from harness.distributed import comparison, gpt_model
 from harness.distributed.checkpoints import moved, same, save, sharded, shared_folder
 from harness.distributed.comparison import assert_active, assert_equal, balanced_job, compare, num_micro_batches
 from harness.distributed.gpt_job import GptJob
-from harness.distributed.grouped import GroupedLinear
 from harness.distributed.layout import EP2_EDP2, EP4
 from harness.distributed.observed import refusal
 from harness.plugin_contract import Rank, Scenario
@@ -24,23 +24,6 @@ from relibra.agent.megatron import layers
 from relibra.planning import Cluster
 
 TARGETS = {"grouped": True, "adapted": ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")}
-_attributes = lora.get_adapter_attributes_from_linear
-
-
-def attributes(linear: Any, **options: Any) -> AdapterAttributes:
-    """Return what Bridge reads off a linear layer, of the grouped products here as of Transformer Engine's."""
-    if not isinstance(linear, GroupedLinear):
-        found: AdapterAttributes = _attributes(linear, **options)
-        return found
-    outputs, inputs = linear.weight0.shape
-    return AdapterAttributes(
-        input_is_parallel=not linear.is_column,
-        in_features=inputs,
-        out_features=outputs,
-        disable_tensor_parallel_comm=False,
-        disable_sequence_parallel_comm=True,
-        base_linear_is_parallel=True,
-    )
 
 
 @contextmanager
@@ -58,11 +41,8 @@ def adapted(cluster: Cluster, **options: Any) -> Iterator[None]:
     def adapt(model: nn.Module, targets: tuple[str, ...]) -> None:
         lora.LoRA(target_modules=list(targets), dim=4, alpha=8, **options)(model, training=True)
 
-    with (
-        mock.patch.object(gpt_model, "adapt", adapt),
-        mock.patch.object(utils, "HAVE_TE", False),
-        mock.patch.object(lora, "get_adapter_attributes_from_linear", attributes),
-    ):
+    bridge_lora.install()
+    with mock.patch.object(gpt_model, "adapt", adapt):
         yield
 
 

@@ -194,4 +194,5 @@ SCENARIOS = named(
     CONTRACT.checkpoints_are_the_frameworks_own_unless_experts_may_move,
     CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
     the_entry_point_trains_with_the_worker_of_the_plug_in,
+    CONTRACT.S5_lora_is_that_of_the_framework_alone_when_experts_move_before_every_pass,
 )

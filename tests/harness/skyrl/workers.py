@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from harness import bridge_on_cpu
 from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, OFF_ON_CPU, TOP_K
 from harness.verl.engines import RANKS, seed
 
@@ -20,7 +21,9 @@ NUM_SAMPLES = 4
 MAX_PROMPT, MAX_RESPONSE = 6, 8
 
 
-def configuration(model: Path, *of_plug_in: str, max_tokens: int = -1, replays: bool = True) -> Any:
+def configuration(
+    model: Path, *of_plug_in: str, max_tokens: int = -1, replays: bool = True, is_adapted: bool = False
+) -> Any:
     """Return SkyRL's configuration.
 
     Args:
@@ -28,14 +31,13 @@ def configuration(model: Path, *of_plug_in: str, max_tokens: int = -1, replays: 
         of_plug_in: more arguments of SkyRL's command line.
         max_tokens: the limit of a micro-batch.
         replays: whether the routing of the rollout is replayed.
+        is_adapted: whether LoRA is trained, with one adapter for all experts of a layer.
     """
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from skyrl.train.config import SkyRLTrainConfig
 
-    def spec(config: Any, **_: Any) -> Any:
-        return get_gpt_layer_local_spec(
-            num_experts=config.num_moe_experts, moe_grouped_gemm=False, qk_layernorm=True, normalization="RMSNorm"
-        )
+    from harness import bridge_lora
+
+    bridge_lora.install()
 
     megatron = "trainer.policy.megatron_config"
     whole = SkyRLTrainConfig.from_cli_overrides(
@@ -45,10 +47,11 @@ def configuration(model: Path, *of_plug_in: str, max_tokens: int = -1, replays: 
             f"{megatron}.expert_model_parallel_size={RANKS}",
             f"{megatron}.expert_tensor_parallel_size=1",
             f"{megatron}.moe_enable_routing_replay={str(replays).lower()}",
-            f"{megatron}.moe_grouped_gemm=false",
+            f"{megatron}.moe_grouped_gemm={str(is_adapted).lower()}",
             f"{megatron}.optimizer_config_kwargs.bf16=false",
             f"{megatron}.optimizer_config_kwargs.params_dtype=float32",
             "trainer.policy.optimizer_config.lr=1e-3",
+            f"trainer.policy.model.lora.rank={4 * is_adapted}",
             "trainer.bf16=false",
             "trainer.flash_attn=false",
             "trainer.gradient_checkpointing=false",
@@ -61,8 +64,9 @@ def configuration(model: Path, *of_plug_in: str, max_tokens: int = -1, replays: 
         ]
     )
     whole.trainer.policy.megatron_config.transformer_config_kwargs |= dict.fromkeys(OFF_ON_CPU, False) | {
+        "moe_grouped_gemm": is_adapted,
         "use_cpu_initialization": True,
-        "transformer_layer_spec": spec,
+        "transformer_layer_spec": bridge_on_cpu.layer_spec,
     }
     return whole
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from harness import bridge_on_cpu
 from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, OFF_ON_CPU, TOP_K
 from harness.trained import ADAM_EPS
 
@@ -42,6 +43,7 @@ def build(
     has_value_head: bool = False,
     layout: Layout | None = None,
     vanilla_mbridge: bool = False,
+    is_adapted: bool = False,
     **of_engine: Any,
 ) -> Any:
     """Build and initialize an engine as verl's `TrainingWorker` does.
@@ -55,20 +57,22 @@ def build(
         has_value_head: whether the engine is that of a critic.
         layout: the parallelism; expert parallelism on two ranks by default.
         vanilla_mbridge: whether mbridge makes the model and reads its weights, and not Megatron-Bridge.
+        is_adapted: whether LoRA is trained, with one adapter for all experts of a layer.
         of_engine: more settings of verl's engine.
     """
     layout = layout or Layout()
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from omegaconf import OmegaConf
+    from verl import trainer
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import HFModelConfig, McoreEngineConfig, McoreOptimizerConfig
     from verl.workers.config.engine import EngineRouterReplayConfig
 
-    def spec(config: Any, **_: Any) -> Any:
-        return get_gpt_layer_local_spec(
-            num_experts=config.num_moe_experts, moe_grouped_gemm=False, qk_layernorm=True, normalization="RMSNorm"
-        )
+    from harness import bridge_lora
 
+    bridge_lora.install()
+    settings = OmegaConf.load(Path(trainer.__file__).parent / "config/model/hf_model.yaml").lora
     model_config = HFModelConfig(
+        lora=OmegaConf.to_container(settings) | {"rank": 4 * is_adapted, "merge": True},
         path=str(model),
         load_tokenizer=False,
         override_config={"attn_implementation": "eager"},
@@ -87,8 +91,9 @@ def build(
         optimizer_offload=offload and not forward_only,
         router_replay=EngineRouterReplayConfig(mode=mode),
         override_transformer_config=dict.fromkeys(OFF_ON_CPU, False)
-        | {"use_cpu_initialization": True, "attention_backend": "flash"}  # verl's choice with Megatron-Bridge
-        | ({} if vanilla_mbridge else {"transformer_layer_spec": spec}),
+        | {"moe_grouped_gemm": is_adapted, "use_cpu_initialization": True}
+        | {"attention_backend": "flash"}  # verl's choice with Megatron-Bridge
+        | ({} if vanilla_mbridge else {"transformer_layer_spec": bridge_on_cpu.layer_spec}),
         vanilla_mbridge=vanilla_mbridge,
         use_distributed_optimizer=True,
         forward_only=forward_only,

@@ -126,4 +126,5 @@ SCENARIOS = named(
     S5_a_planner_plans_critic_and_reference_from_history,
     a_critic_whose_process_knows_no_planner_stays_as_it_is,
     S5_mbridge_exports_saves_and_loads_every_expert_under_its_name_after_reorders,
+    CONTRACT.S5_lora_is_that_of_the_framework_alone_when_experts_move_before_every_pass,
 )

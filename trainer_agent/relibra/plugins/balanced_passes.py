@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial, wraps
 from typing import Any
 
 from relibra.agent import Agent, Phase, StepOutcome
@@ -186,6 +187,31 @@ class BalancedPasses:
         with self.mover.restoring(self.mover.original_order):
             yield
         self.mover.accept_weights()
+
+
+def within(context: str, *names: str) -> Callable[[type[Any]], type[Any]]:
+    """Return a decorator of a subclass of a framework's class: inherited methods run in a context of its `passes`.
+
+    Args:
+        context: the method of `BalancedPasses` that returns the context.
+        names: the methods of the framework's class; a version of the framework may lack some.
+    """
+
+    def decorate(subclass: type[Any]) -> type[Any]:
+        for name in filter(partial(hasattr, subclass), names):
+            setattr(subclass, name, _within(context, subclass, name))
+        return subclass
+
+    return decorate
+
+
+def _within(context: str, subclass: type[Any], name: str) -> Callable[..., Any]:
+    @wraps(getattr(subclass, name))
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with getattr(self.passes, context)():
+            return getattr(super(subclass, self), name)(*args, **kwargs)
+
+    return method
 
 
 @contextmanager

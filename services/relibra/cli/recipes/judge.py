@@ -17,12 +17,11 @@ from relibra.agent.refusals import (
     sharding,
 )
 from relibra.agent.setting import Refusal
+from relibra.cli.recipes.shipped import framework_data
 from relibra.errors import Unsupported
 
 REPLAY = "moe_enable_routing_replay"
 """The setting that replays routing."""
-_PLUG_INS_WITHOUT_LORA = {"miles", "skyrl", "areal", "swift", "ms-swift"}
-"""Frameworks whose plug-ins refuse all LoRA at start, in small letters."""
 
 
 class Verdict(StrEnum):
@@ -54,7 +53,7 @@ def judge(settings: Mapping[str, Any], *, megatron_core: str = "", framework: st
     Args:
         settings: the effective values; a missing one has Megatron's default.
         megatron_core: the version that will run; empty if it is not known.
-        framework: the name of the framework, whose plug-in may refuse more; empty for the agent alone.
+        framework: the framework, whose plug-in may refuse more; empty for the agent alone.
     """
     config = Effective(settings)
     # By default Megatron shards experts in the same way as the rest of the model.
@@ -65,7 +64,7 @@ def judge(settings: Mapping[str, Any], *, megatron_core: str = "", framework: st
         *optimizer_refusals(config),
         *ddp_refusals(config),
         *adapter_refusals(config),
-        *_of_plug_in(framework, config),
+        *_of_plug_in(framework, settings),
     ]
     if config.use_torch_fsdp2:
         refusals.append(sharding("use_torch_fsdp2=True"))
@@ -84,10 +83,14 @@ def judge(settings: Mapping[str, Any], *, megatron_core: str = "", framework: st
     return Judgement(refusals=tuple(refusals), warnings=tuple(warnings))
 
 
-def _of_plug_in(framework: str, config: "Effective") -> list[Refusal]:
-    if framework.lower() not in _PLUG_INS_WITHOUT_LORA or not any((config.lora_rank, config.rank, config.dim)):
-        return []
-    return [Refusal(f"LoRA, which the plug-in of {framework} refuses", "no LoRA", "training all weights", "lora_rank")]
+def _of_plug_in(framework: str, settings: Mapping[str, Any]) -> list[Refusal]:
+    """Return the refusals of options that the data of a framework says its plug-in refuses at start."""
+    refused = framework_data(framework).get("refused", ()) if framework else ()
+    return [
+        Refusal(each["what"], each["instead"], setting=each["option"])
+        for each in refused
+        if settings.get(each["option"])
+    ]
 
 
 def _version(version: str) -> list[Refusal]:

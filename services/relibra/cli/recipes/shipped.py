@@ -46,7 +46,7 @@ def origin(data: dict[str, Any]) -> str:
 @functools.cache
 def known_options() -> frozenset[str]:
     """Return the names that the configurations of megatron-core have, and those of the agent's table."""
-    return frozenset(_load("megatron_options.yaml")["names"]) | _of_table()
+    return frozenset(_load("megatron_options.yaml")["values"]) | known_flags() | _of_table()
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from relibra.agent import Agent, Phase
 from relibra.agent.homes.snapshot import Snapshot
 from relibra.errors import Unsupported
 from relibra.plugins.attached_job import attach_job
-from relibra.plugins.balanced_passes import BalancedPasses, replace_attribute
+from relibra.plugins.balanced_passes import BalancedPasses, replace_attribute, within
 from relibra.plugins.nemo_rl import points
 from relibra.plugins.nemo_rl.batch import rank_batch
 from relibra.plugins.nemo_rl.configuration import layers_of
@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 points.check(policy_worker, megatron_train)
 
 
+@within("ignoring_names", "check_tensor_parallel_attributes")
+# NeMo-RL takes torch's collectives away while it prepares to reshard, so experts move before and after.
+@within("at_original_places", "prepare_refit_info", "prepare_nccl_reshard_refit_info", "nccl_reshard_refit")
 class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[misc]
     """NeMo-RL's worker; its own methods run unchanged, between the calls that drive the agent.
 
@@ -140,26 +143,6 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
         """
         weights = super()._iter_params_with_optional_kv_scales(*args, **kwargs)
         return self.passes.export(weights) if self._sends_names else self.passes.read_at_original_places(weights)
-
-    def prepare_refit_info(self, *args: Any, **kwargs: Any) -> Any:
-        """Name the weights that leave as NeMo-RL does, at their original places."""
-        with self.passes.at_original_places():
-            return super().prepare_refit_info(*args, **kwargs)
-
-    def prepare_nccl_reshard_refit_info(self, *args: Any, **kwargs: Any) -> Any:
-        """Do likewise; NeMo-RL takes torch's collectives away meanwhile, so experts move before and after."""
-        with self.passes.at_original_places():
-            return super().prepare_nccl_reshard_refit_info(*args, **kwargs)
-
-    def nccl_reshard_refit(self, *args: Any, **kwargs: Any) -> Any:
-        """Send the weights of this rank as NeMo-RL does, at their original places."""
-        with self.passes.at_original_places():
-            return super().nccl_reshard_refit(*args, **kwargs)
-
-    def check_tensor_parallel_attributes(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what NeMo-RL does, which is the same for all experts."""
-        with self.passes.ignoring_names():
-            return super().check_tensor_parallel_attributes(*args, **kwargs)
 
     @contextmanager
     def _plan_passes(self) -> Iterator[None]:

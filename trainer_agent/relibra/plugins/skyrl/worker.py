@@ -10,7 +10,7 @@ from skyrl.backends.skyrl_train.workers.megatron import megatron_model_wrapper, 
 from relibra.agent import Phase
 from relibra.errors import Unsupported
 from relibra.plugins.attached_job import attach_job
-from relibra.plugins.balanced_passes import BalancedPasses
+from relibra.plugins.balanced_passes import BalancedPasses, within
 from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.points import check_points
 from relibra.plugins.settings import Mode, PluginSettings
@@ -22,6 +22,10 @@ check_points(megatron_worker, points.WORKER, version=points.VERSION, without=poi
 check_points(megatron_model_wrapper, points.WRAPPER, version=points.VERSION, without=points.OFF)
 
 
+# These read names and do not use them; sharded state is under logical names.
+@within("ignoring_names", "offload_to_cpu", "backload_to_gpu", "save_checkpoint", "load_checkpoint")
+# Megatron-Bridge writes the files in one call, and hands out no stream whose names could be changed.
+@within("at_original_places", "save_hf_model")
 class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: ignore[misc]
     """SkyRL's worker; its own methods run unchanged, between the calls that drive the agent.
 
@@ -49,7 +53,7 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
         if settings.mode is Mode.OBSERVE:
             self.observer = observe_megatron(settings, layers, self.actor_module, self.optimizer)
             return
-        check_settings(self.cfg, self.cfg.policy.megatron_config, self.provider, is_lora=self._is_lora)
+        check_settings(self.cfg, self.cfg.policy.megatron_config, self.provider)
         self.passes = attach_job(settings, layers, self.actor_module, self.optimizer)
         self._has_gradients = False
         self.model.forward = self._in_a_pass(self.model.forward, is_training=False)
@@ -67,34 +71,6 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
         self._has_gradients = False
         return grad_norm
 
-    def offload_to_cpu(self, *args: Any, **kwargs: Any) -> None:
-        """Offload as SkyRL does, which reads names and does not use them."""
-        with self.passes.ignoring_names():
-            super().offload_to_cpu(*args, **kwargs)
-
-    def backload_to_gpu(self, *args: Any, **kwargs: Any) -> None:
-        """Bring back what was offloaded, likewise."""
-        with self.passes.ignoring_names():
-            super().backload_to_gpu(*args, **kwargs)
-
-    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Save sharded state as SkyRL does; it is under logical names."""
-        with self.passes.ignoring_names():
-            super().save_checkpoint(*args, **kwargs)
-
-    def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """Load as SkyRL does."""
-        with self.passes.ignoring_names():
-            return super().load_checkpoint(*args, **kwargs)
-
-    def save_hf_model(self, *args: Any, **kwargs: Any) -> None:
-        """Collective over all ranks: save weights of Hugging Face as SkyRL does, from original places.
-
-        Megatron-Bridge writes the files in one call, and hands out no stream whose names could be changed.
-        """
-        with self.passes.at_original_places():
-            super().save_hf_model(*args, **kwargs)
-
     async def init_weight_sync_state(self, *args: Any, **kwargs: Any) -> None:
         """Collective over all ranks: prepare the weight sync as SkyRL does, which may read weights."""
         with self.passes.at_original_places():
@@ -106,7 +82,8 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
             return source
         from relibra.plugins.skyrl.weights import BACKENDS, LogicalWeights
 
-        if backend in BACKENDS:
+        sends_adapters = self._is_lora and not self.cfg.policy.megatron_config.lora_config.merge_lora
+        if backend in BACKENDS and not sends_adapters:
             source = self._logical_weights = LogicalWeights(source)
         return source
 
@@ -145,20 +122,17 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
             self.passes.begin(phase)
 
 
-def check_settings(config: Any, megatron: Any, provider: Any, *, is_lora: bool = False) -> None:
+def check_settings(config: Any, megatron: Any, provider: Any) -> None:
     """Check settings of SkyRL.
 
     Args:
         config: that of the trainer.
         megatron: that of megatron for this model.
         provider: Megatron-Bridge's provider of the model.
-        is_lora: whether the model has an adapter.
 
     Raises:
         Unsupported: the plug-in was not run with a setting.
     """
-    if is_lora:
-        raise Unsupported("expected trainer.policy.model.lora.rank=0, because relibra does not balance LoRA in SkyRL")
     if getattr(provider, "fp8", None):
         raise Unsupported("expected no fp8, because the plug-in was not run with it in SkyRL")
     if not config.remove_microbatch_padding and megatron.context_parallel_size > 1:

@@ -10,7 +10,7 @@ from typing import Any
 from relibra.agent import Phase
 from relibra.errors import Unsupported
 from relibra.plugins.attached_job import attach_job
-from relibra.plugins.balanced_passes import BalancedPasses, replace_attribute
+from relibra.plugins.balanced_passes import BalancedPasses, replace_attribute, within
 from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.settings import Mode, PluginSettings
 from relibra.plugins.verl import sent
@@ -42,6 +42,8 @@ def balanced(engine: type[Any], beside: str = "") -> type[Any]:
     """
     from verl.workers.engine.megatron import transformer_impl
 
+    # These read names and do not use them; sharded state is under logical names.
+    @within("ignoring_names", "to", "save_checkpoint", "load_checkpoint")
     class BalancedEngine(engine):  # type: ignore[misc]
         """verl's engine; its own methods run unchanged, between the calls that drive the agent."""
 
@@ -118,21 +120,6 @@ def balanced(engine: type[Any], beside: str = "") -> type[Any]:
             grad_norm = super().optimizer_step(*args, **kwargs)
             self.passes.end()
             return grad_norm
-
-        def to(self, *args: Any, **kwargs: Any) -> None:
-            """Move parameters as verl does, which reads their names and does not use them."""
-            with self.passes.ignoring_names():
-                super().to(*args, **kwargs)
-
-        def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-            """Save as verl does: sharded state under logical names, weights of Hugging Face from original places."""
-            with self.passes.ignoring_names():
-                super().save_checkpoint(*args, **kwargs)
-
-        def load_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-            """Load as verl does."""
-            with self.passes.ignoring_names():
-                super().load_checkpoint(*args, **kwargs)
 
         def get_per_tensor_param(self, *args: Any, **kwargs: Any) -> Any:
             """Return verl's export, with each expert under its own name, while it stays where it is.

@@ -162,5 +162,9 @@ def read_roll(draft: Draft) -> None:
     draft.take_sections(section, f"{section}.additional_configs")
     rank, targets = (at_path(trained, f"model_args.lora_{name}") for name in ("rank", "target"))
     draft.lora(rank, targets or "all-linear", "actor_train.model_args.lora_rank", "lora_rank")
+    if trained.get("pg_variant"):
+        draft.plug_in = [line.replace(".RLVRWorker", ".RLVRPGWorker") for line in draft.plug_in]
+        if re.fullmatch(r"relibra\..*(?<!PG)Worker", str(trained.get("worker_cls"))):
+            draft.put_line("pg_variant", trained["pg_variant"], "actor_train.pg_variant", "pg_variant")
     is_chosen = at_path(trained, "strategy_args.strategy_name") == "megatron_train"
     draft.expect_megatron(is_chosen, "actor_train.strategy_args.strategy_name is not megatron_train")

@@ -1,8 +1,9 @@
 """The settings of a recipe while the reader of its framework collects them, as Megatron names them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from relibra.cli.recipes.arguments import at_path
 from relibra.cli.recipes.launch import Launch
 from relibra.cli.recipes.plug_in import missing_lines
 from relibra.cli.recipes.recipe import Given, Recipe
@@ -37,6 +38,7 @@ class Draft:
         self.framework = framework
         self.launch = launch
         self.data = framework_data(framework)
+        self.plug_in: Sequence[str] = self.data.get("plug_in", ())
         self.settings: dict[str, Given] = {}
         self.warnings: list[str] = []
         self.unknown: list[str] = []
@@ -139,6 +141,9 @@ class Draft:
 
     def recipe(self) -> Recipe:
         """Return the recipe that was read."""
+        for option in (each["option"] for each in self.data.get("refused", ())):
+            if value := at_path(self.launch.merged_config, option):
+                self.put_line(option, value, option)
         return Recipe(
             framework=self.framework,
             megatron_core=self.data["megatron_core"],
@@ -147,7 +152,7 @@ class Draft:
             settings=self.settings,
             unknown=tuple(self.unknown),
             warnings=(*self.launch.warnings, *self.warnings),
-            missing_lines=missing_lines(self.launch, self.data.get("plug_in", ())),
+            missing_lines=missing_lines(self.launch, self.plug_in),
         )
 
     def _line(self, name: str, section: str) -> str:
