@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from relibra.agent.link_rates import LinkRates
 from relibra.evaluation.model_presets import MODELS
 from relibra.evaluation.training import Training
 from relibra.planning import Cluster, PlanParams
@@ -53,6 +54,20 @@ def test_a_job_has_the_prices_of_the_evaluation(
     assert dispatcher_of(SimpleNamespace(**config)) is dispatcher
     evaluated = Training.of(SHAPE, HARDWARE[machine], TWO_NODES, dispatcher)
     assert planned(gpu=gpu, **config).cost == evaluated.planning_cost
+
+
+def test_links_have_the_rates_that_ranks_measured_if_dispatch_is_what_was_measured() -> None:
+    links, preset = LinkRates(inside=150e3, across=21e3), planned().cost
+    assert preset is not None
+    params, whose = plan_params(SETTINGS, SHAPE.model(), TWO_NODES, ALLTOALL, "NVIDIA H100", links)
+    assert params.cost == replace(preset, intra_node_bytes_per_us=150e3, inter_node_bytes_per_us=21e3)
+    assert whose.endswith("with alltoall, 150 GB/s inside a node as measured, 21 GB/s between nodes as measured")
+    deepep = SimpleNamespace(**(vars(ALLTOALL) | {"moe_token_dispatcher_type": "flex"}))
+    params, whose = plan_params(SETTINGS, SHAPE.model(), TWO_NODES, deepep, "NVIDIA H100", links)
+    of_deepep = planned(moe_token_dispatcher_type="flex").cost
+    assert of_deepep is not None
+    assert params.cost == replace(of_deepep, intra_node_bytes_per_us=150e3)
+    assert whose.endswith("with deepep, 150 GB/s inside a node as measured")
 
 
 def test_the_user_names_the_machine_whose_speeds_count() -> None:

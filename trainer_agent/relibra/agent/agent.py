@@ -18,6 +18,7 @@ from relibra.agent.groups import Groups
 from relibra.agent.homes.by_place import PlaceNames
 from relibra.agent.homes.guard import WeightGuard
 from relibra.agent.homes.homes import Homes
+from relibra.agent.link_rates import LinkRates, measure_links
 from relibra.agent.phases import Phases
 from relibra.agent.plans.agreement import Spent
 from relibra.agent.plans.outcome import StepOutcome
@@ -121,6 +122,14 @@ class Agent(WeightAccess):
         """The most memory that replicas' gradients take on this rank, beside the slots, in the backward of one cell."""
         cluster, dtype = self._config.cluster, self._context.slots.gradient_dtype
         return returning_bytes(self._experts.values(), cluster.redundant_slots, cluster.gpus_per_node, dtype)
+
+    def measure_links(self) -> LinkRates:
+        """Collective over all ranks, before the first step: measure how fast weights and dispatched tokens travel.
+
+        Raises:
+            RelibraError: a peer is gone.
+        """
+        return measure_links(self._context, self._experts, self._groups, self._config.cluster)
 
     def hook(self, unhook: Callable[[], None]) -> None:
         """Set the function that takes the agent out of the model and closes its groups. Only `attach` calls this."""

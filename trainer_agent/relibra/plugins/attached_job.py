@@ -11,6 +11,7 @@ from torch import nn
 
 from relibra.agent import AgentConfig, attach, shared_attempt
 from relibra.agent.config import Transport
+from relibra.agent.link_rates import LinkRates
 from relibra.planning import Model
 from relibra.plugins import embedded
 from relibra.plugins.balanced_passes import BalancedPasses
@@ -103,7 +104,8 @@ def attach_job(
     )
     agent = attach(chunks, optimizer, agent_config)
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    params, whose = plan_params(settings, model, cluster, config_of(chunks), gpu)
+    links = LinkRates() if gpu is None else agent.measure_links()
+    params, whose = plan_params(settings, model, cluster, config_of(chunks), gpu, links)
     planned = PlannedPasses(
         settings,
         model,

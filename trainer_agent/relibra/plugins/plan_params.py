@@ -5,10 +5,12 @@ The evaluation plans its presets with the same prices (`planning.machines`).
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
+from relibra.agent.link_rates import LinkRates
 from relibra.planning import Cluster, Model, PlanParams
 from relibra.planning.machines.constants import middles, ranges_of
 from relibra.planning.machines.dispatcher import DispatchDtype, Dispatcher
@@ -28,7 +30,12 @@ def homes_stay(settings: PluginSettings, cluster: Cluster) -> bool:
 
 
 def plan_params(
-    settings: PluginSettings, model: Model, cluster: Cluster, config: Any, gpu: str | None
+    settings: PluginSettings,
+    model: Model,
+    cluster: Cluster,
+    config: Any,
+    gpu: str | None,
+    links: LinkRates = LinkRates(),  # noqa: B008
 ) -> tuple[PlanParams, str]:
     """Return how to plan a job, and a phrase for the log that says whose speeds its prices are.
 
@@ -38,6 +45,7 @@ def plan_params(
         cluster: the EP groups, with their redundant slots.
         config: megatron's configuration of the MoE layers.
         gpu: the name of the GPU of a rank; None if ranks have none, and then nobody knows their speeds.
+        links: what ranks measured; without it, links are as fast as those of the machine that the GPU stands for.
     """
     stay, (hardware, whose) = homes_stay(settings, cluster), _hardware(settings, gpu)
     if hardware is None or not model.expert_weight_size_bytes:
@@ -48,7 +56,14 @@ def plan_params(
     )
     constants = middles(ranges_of(hardware, dispatcher))
     cost = job_cost(constants, model.expert_weight_size_bytes, token_size_bytes, dispatcher)
-    return PlanParams(cost=cost, homes_stay=stay), f"{whose}, dispatching with {dispatcher.value}"
+    whose = f"{whose}, dispatching with {dispatcher.value}"
+    if links.inside is not None:
+        cost = replace(cost, intra_node_bytes_per_us=max(links.inside, 1.0))
+        whose += f", {links.inside / 1e3:.3g} GB/s inside a node as measured"
+    if links.across is not None and dispatcher is Dispatcher.ALLTOALL:  # which is what was measured
+        cost = replace(cost, inter_node_bytes_per_us=max(links.across, 1.0))
+        whose += f", {links.across / 1e3:.3g} GB/s between nodes as measured"
+    return PlanParams(cost=cost, homes_stay=stay), whose
 
 
 def dispatcher_of(config: Any) -> Dispatcher:

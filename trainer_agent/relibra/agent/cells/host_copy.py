@@ -4,20 +4,18 @@ Weights then come from host memory and from other ranks at the same time. How fa
 machine, so the first refresh measures both with one expert.
 """
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from relibra.agent.experts import Experts
-from relibra.agent.transport import FrozenLayer, HostWeights, Parcel, Pull, peers_by_round
+from relibra.agent.transport import FrozenLayer, HostWeights, Pull, peers_by_round
 from relibra.agent.transport.delivery import Tensors
 from relibra.agent.transport.lost_ranks import noticing_death
+from relibra.agent.transport.speed import fastest_s, from_peer_s
 from relibra.agent.transport.timed import TimedHost, TimedTransport
-
-_NUM_TRIALS = 3
 
 
 class HostCopy:
@@ -64,28 +62,12 @@ class HostCopy:
 
     def _measured_speed(self, into: Sequence[Tensor]) -> float:
         """Return how many experts arrive from the host in the time of one from a peer; equal on all ranks."""
-        ahead, behind = peers_by_round(self._transport.rank, self._transport.num_ranks)[0]
-
-        def from_peer() -> None:
-            sends = [Parcel(ahead, tensor.detach(), place) for tensor, place in zip(self._one, into, strict=True)]
-            self._transport.start(sends, [Parcel(behind, tensor) for tensor in into]).wait()
-
-        def from_host() -> None:
-            self._host.start([Pull(behind, 0, into)]).wait()
-
-        lasted = torch.tensor([_fastest_s(from_peer, into), _fastest_s(from_host, into)], device=into[0].device)
+        _, behind = peers_by_round(self._transport.rank, self._transport.num_ranks)[0]
+        device = into[0].device
         with noticing_death("measuring how fast experts travel"):
+            peer_s = from_peer_s(self._transport, self._one, into)
+            host_s = fastest_s(lambda: self._host.start([Pull(behind, 0, into)]).wait(), device)
+            lasted = torch.tensor([peer_s, host_s], device=device)
             dist.all_reduce(lasted, dist.ReduceOp.MAX, group=self._group)
         peer_s, host_s = lasted.tolist()
         return float(peer_s / host_s)
-
-
-def _fastest_s(way: Callable[[], None], into: Sequence[Tensor]) -> float:
-    lasted_s = []
-    for _ in range(_NUM_TRIALS):
-        began_s = time.perf_counter()
-        way()
-        if into[0].is_cuda:
-            torch.cuda.synchronize(into[0].device)
-        lasted_s.append(time.perf_counter() - began_s)
-    return min(lasted_s)

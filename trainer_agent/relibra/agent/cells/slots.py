@@ -48,7 +48,7 @@ class Slots:
         self._weights = _sides(self._like.values(), num_slots, device, memory)
         self._like_gradients = {layer: [_fp32(weight) for weight in like] for layer, like in self._like.items()}
         self._gradients = _sides(self._like_gradients.values(), num_slots if with_gradients else 0, device, zeros)
-        self.has_gradients = with_gradients
+        self.has_gradients, self.device = with_gradients, device
         self._views: dict[tuple[int, int, int, bool], list[Tensor]] = {}
 
     @property

@@ -1,0 +1,52 @@
+"""The rates of a job's links, by which plans weigh transfers and dispatch: measured once, before the first step."""
+
+from collections.abc import Mapping
+from math import inf, isfinite
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from relibra.agent.cells.visit import ReplicaContext
+from relibra.agent.experts import Experts
+from relibra.agent.groups import Groups
+from relibra.agent.transport.lost_ranks import noticing_death
+from relibra.agent.transport.speed import fastest_s, from_peer_s
+from relibra.planning import Cluster
+
+_DISPATCHED_BYTES = 64 << 20
+
+
+class LinkRates(NamedTuple):
+    """Bytes per us of a rank in one direction, those of the slowest rank; None for links that nothing travels on."""
+
+    inside: float | None = None
+    """Weights of an expert between ranks of a node, on the way of replicas."""
+    across: float | None = None
+    """An all-to-all between the ranks of an EP group: what goes to other nodes."""
+
+
+def measure_links(
+    context: ReplicaContext, experts: Mapping[int, Experts], groups: Groups, cluster: Cluster
+) -> LinkRates:
+    """Collective over all ranks, outside of steps: measure the links. What is in the redundant slots is lost.
+
+    Raises:
+        RelibraError: a peer is gone.
+    """
+    inside = across = inf  # on a pipeline stage without MoE layers, no replicas travel
+    with noticing_death("measuring how fast links are"):
+        device = context.slots.device
+        if experts and cluster.gpus_per_node > 1 and cluster.redundant_slots:
+            layer = min(experts)
+            expert, places = experts[layer].parameters[0], context.slots.places(0, 0, layer)
+            size_bytes = sum(tensor.nbytes for tensor in expert)
+            inside = size_bytes / (from_peer_s(context.transport, expert, places) * 1e6)
+        if cluster.num_nodes > 1:
+            part_bytes = _DISPATCHED_BYTES // cluster.num_ranks
+            sent, received = torch.zeros(2, part_bytes * cluster.num_ranks, dtype=torch.uint8, device=device)
+            lasted_s = fastest_s(lambda: dist.all_to_all_single(received, sent, group=groups.ep), device)
+            across = part_bytes * (cluster.num_ranks - cluster.gpus_per_node) / (lasted_s * 1e6)
+        slowest = torch.tensor([inside, across], dtype=torch.float64)
+        dist.all_reduce(slowest, dist.ReduceOp.MIN, group=groups.everyone)
+    return LinkRates(*(rate if isfinite(rate) else None for rate in slowest.tolist()))
