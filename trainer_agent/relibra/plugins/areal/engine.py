@@ -47,7 +47,7 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
             self.observer = observe_megatron(settings, layers, list(self.model), self.optimizer)
             return
         if self.config.use_lora:
-            raise Unsupported("expected actor.use_lora=false: each rank of AReaL trains other adapters, also of experts")
+            raise Unsupported("expected actor.use_lora=false, because each rank of AReaL trains other adapters")
         if self.enable_tree_training:
             raise Unsupported("expected actor.enable_tree_training=false, because relibra does not plan for trees")
         self.passes = attach_job(settings, layers, list(self.model), self.optimizer)
