@@ -11,7 +11,7 @@ import pytest
 from harness.doc_blocks import blocks
 from harness.redis_deployments import DURABLE, Node
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, run  # noqa: F401
-from harness.step_samples import PLAN, lease_of
+from harness.step_samples import PLAN, lease_of, published_plans
 from relibra.store import JobRecord, Role, Store
 from relibra.store.embedded import find_redis_server
 
@@ -70,7 +70,7 @@ def test_a_backup_brings_back_what_it_held_and_nothing_since(run: Loop, tmp_path
         shell(_commands("mkdir"))
         server.start()
         store = opened()
-        assert [each.step for each in run(store.plans_after(run(store.get_job("job")), 0))] == [1]
+        assert [each.step for each in run(published_plans(store, run(store.get_job("job"))))] == [1]
         assert run(store.find_token(token)) == record, "the page says that a revoked token is valid again"
         assert run(store.find_token(later_token)) is None
         restarted = run(store.register_job("job", MODEL, CLUSTER, PARAMS, known_epoch=later.epoch))

@@ -10,7 +10,7 @@ from redis import Redis, ResponseError
 from harness.doc_blocks import REPOSITORY
 from harness.redis_deployments import Node
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, eventually, run  # noqa: F401
-from harness.step_samples import publish
+from harness.step_samples import publish, published_plans
 from relibra.errors import RelibraError
 from relibra.store import Store
 
@@ -105,7 +105,7 @@ def test_L2_a_replica_takes_over_with_what_was_acknowledged(
 
     # One replica is left to the new primary, so it takes writes.
     assert eventually(version) == 2
-    assert [each.step for each in run(store.plans_after(job, 0))] == [1, 2]
+    assert [each.step for each in run(published_plans(store, job))] == [1, 2]
     asked = store._redis.connection_pool.sentinel_manager.sentinels
     assert any(each.connection is not None for each in asked)
     run(store.close())

@@ -9,7 +9,17 @@ import numpy as np
 from harness.services import CLUSTER, MODEL, Loop, count, plain_plan, routed_experts
 from relibra.errors import RelibraError
 from relibra.planning import Cause, ExecutionReport, Phase, Schedule
-from relibra.store import EncodedPlan, ExpiryCause, JobRecord, Lease, SequenceCounts, Store, StoreLimits
+from relibra.store import (
+    AttemptId,
+    EncodedPlan,
+    ExpiryCause,
+    JobRecord,
+    Lease,
+    PlanRecord,
+    SequenceCounts,
+    Store,
+    StoreLimits,
+)
 
 IDS = [f"seq-{index}" for index in range(8)]
 COUNTS_SLE = np.stack([count(routed_experts(index, 5 + index)) for index in range(8)])
@@ -52,6 +62,12 @@ def execution_report(rank: int, step: int = 1, **more: Any) -> ExecutionReport:
         "realised_load_ML": np.ones((2, MODEL.num_layers), dtype=np.int64),
     }
     return ExecutionReport(**plain | more)
+
+
+async def published_plans(store: Store, job: AttemptId) -> list[PlanRecord]:
+    """Return the plans of an attempt whose full data is kept, in the order in which they were published."""
+    plans = [step.plan for step in await store.list_steps(job) if step.plan is not None]
+    return sorted(plans, key=lambda plan: plan.id)
 
 
 def lease_of(store: Store, run: Loop, job: JobRecord, step: int, lease_s: float = LONG_S) -> Lease:

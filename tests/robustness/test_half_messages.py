@@ -17,17 +17,17 @@ MAX_STREAMS = 4
 
 @pytest.fixture
 def tokens(world: World, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The tokens of an attacker and of a dashboard of the victim; all other clients are trainers of the victim."""
+    """The tokens of an attacker and of a rollout worker of the victim; all other clients are trainers of the victim."""
 
     async def create() -> list[str]:
         async with Store.open(world.redis.url) as store:
-            roles = (("victim", Role.TRAINER), ("attacker", Role.ROLLOUT), ("victim", Role.VIEWER))
+            roles = (("victim", Role.TRAINER), ("attacker", Role.ROLLOUT), ("victim", Role.ROLLOUT))
             return [(await store.create_token(job_id, role))[1] for job_id, role in roles]
 
     with Loop() as run:
-        victim, attacker, viewer = run(create())
+        victim, attacker, worker = run(create())
     monkeypatch.setenv("RELIBRA_TOKEN", victim)
-    return {"attacker": attacker, "viewer": viewer}
+    return {"attacker": attacker, "worker": worker}
 
 
 def test_S7_half_messages_on_many_streams_take_the_memory_of_a_few(world: World, tokens: dict[str, str]) -> None:
@@ -63,30 +63,29 @@ def test_S7_half_messages_on_many_streams_take_the_memory_of_a_few(world: World,
         assert num_left(small) == MAX_STREAMS
 
 
-def test_S6_a_viewer_that_sends_no_messages_takes_no_turn_of_the_trainer(world: World, tokens: dict[str, str]) -> None:
+def test_S6_a_worker_that_sends_no_messages_takes_no_turn_of_the_trainer(world: World, tokens: dict[str, str]) -> None:
     planner = world.start_planner(RELIBRA_AUTH="required", RELIBRA_METRICS_PORT="0")
     take_step(planner, 1, "victim")
 
     def call_without_a_message(connection: RawConnection, method: str) -> set[int]:
-        path = f"/relibra.v1.PlanService/{method}"
-        return {connection.call(path, tokens["viewer"]) for _ in range(MAX_MESSAGES + 8)}
+        return {connection.call(f"/relibra.v1.{method}", tokens["worker"]) for _ in range(MAX_MESSAGES + 8)}
 
     def is_served_meanwhile(step: int) -> bool:
         """Return whether a step of the trainer came to its plan before the planner gave up the first of these calls."""
         with RawConnection(planner.address) as connection:
-            calls = call_without_a_message(connection, "WatchPlans")
+            calls = call_without_a_message(connection, "JobService/JoinAttempt")
             eventually(lambda: figure(planner, "relibra_planner_open_calls") >= len(calls))
             take_step(planner, step, "victim")
             while connection.receive(timeout_s=0.01):
                 pass
             return not connection.ended
 
-    with world.fault("a viewer calls without a message", "S6") as clock:
+    with world.fault("a worker calls without a message", "S6") as clock:
         # Some tries, because a planner on a busy machine may need longer for a step than it waits for a message.
         assert any(is_served_meanwhile(step) for step in range(2, 6))
         clock.stop()
         with RawConnection(planner.address) as connection:
-            calls = call_without_a_message(connection, "FetchPlan")
+            calls = call_without_a_message(connection, "PlanService/FetchPlan")
             eventually(lambda: (connection.receive(timeout_s=0.05), connection.ended >= calls)[1])
         forbidden = 'relibra_planner_refused_total{error="Forbidden",method="FetchPlan"}'
         assert figure(planner, forbidden) == len(calls), "the planner waited for their messages"

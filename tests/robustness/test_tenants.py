@@ -24,6 +24,7 @@ from harness.robustness.world import (
     submit_step,
 )
 from harness.services import CLUSTER, MODEL, Loop, count, eventually, routed_experts
+from harness.step_samples import published_plans
 from relibra.planner.serve.routing_service import CREDIT_SEQUENCES
 from relibra.planning import Cluster, Model, Schedule
 from relibra.rollout import RolloutReporter
@@ -53,7 +54,7 @@ def published(world: World, job_ids: list[str]) -> list[tuple[str, PlanRecord]]:
     async def look() -> list[tuple[str, PlanRecord]]:
         async with Store.open(world.redis.url) as store:
             jobs = (await store.get_jobs(job_ids)).values()
-            return [(job.job_id, each) for job in jobs for each in await store.plans_after(job, 0)]
+            return [(job.job_id, each) for job in jobs for each in await published_plans(store, job)]
 
     with Loop() as run:
         return sorted(run(look()), key=lambda each: each[1].published_at)

@@ -6,7 +6,18 @@ import pytest
 from redis import Redis
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop
-from harness.step_samples import COUNTS_SLE, IDS, PLAN, SCHEDULE, expire, lease_of, publish, report_all, sequence
+from harness.step_samples import (
+    COUNTS_SLE,
+    IDS,
+    PLAN,
+    SCHEDULE,
+    expire,
+    lease_of,
+    publish,
+    published_plans,
+    report_all,
+    sequence,
+)
 from relibra.errors import Conflict, Unavailable
 from relibra.planning import Cause, ExecutionReport, Phase
 from relibra.planning.launch import Launch
@@ -146,7 +157,7 @@ def test_S7_redis_does_not_grow_with_the_number_of_steps_but_by_summaries(
     assert sizes[29] - sizes[24] < 500, "the number of summaries is bounded"
     assert [each.step for each in run(store.list_summaries(job))] == list(range(28, 8, -1))
     assert {each.state for each in run(store.list_steps(job))} == {StepState.PLANNED}
-    assert [each.step for each in run(store.plans_after(job, 0))] == [29, 30]
+    assert [each.step for each in run(published_plans(store, job))] == [29, 30]
     assert run(store.num_planned_steps(job)) == 30
 
 

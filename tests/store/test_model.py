@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from redis import Redis
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop
-from harness.step_samples import IDS, LONG_S, OTHER_PLAN, PLAN, SCHEDULE, sequence
+from harness.step_samples import IDS, LONG_S, OTHER_PLAN, PLAN, SCHEDULE, published_plans, sequence
 from relibra.errors import Conflict, LostLease, StaleEpoch
 from relibra.planning import PlanId
 from relibra.store import EmbeddedRedis, ExpiryCause, JobRecord, Lease, RetainedStep, Store, StoreLimits
@@ -199,7 +199,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_store_is_the_model(self) -> None:
-        records = self.run(self.store.plans_after(self.job, 0))
+        records = self.run(published_plans(self.store, self.job))
         assert {each.step: (each.id, each.digest) for each in records} == self.plans
         assert self.run(self.store.num_planned_steps(self.job)) == self.version
         assert [each.step for each in self.run(self.store.list_steps(self.job))] == sorted(self.known, reverse=True)

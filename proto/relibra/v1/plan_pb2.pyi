@@ -154,23 +154,3 @@ class StepPlan(_message.Message):
     level: Level
     expected_gain: float
     def __init__(self, id: _Optional[_Union[PlanId, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[bytes] = ..., home_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., num_micro_batches: _Optional[int] = ..., reason: _Optional[str] = ..., replica_count: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_expert: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., level: _Optional[_Union[Level, str]] = ..., expected_gain: _Optional[float] = ...) -> None: ...
-
-class WatchPlansRequest(_message.Message):
-    __slots__ = ("job_id", "epoch")
-    JOB_ID_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    job_id: str
-    epoch: int
-    def __init__(self, job_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
-
-class WatchPlansResponse(_message.Message):
-    __slots__ = ("id", "step", "digest", "reason")
-    ID_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    id: PlanId
-    step: int
-    digest: bytes
-    reason: str
-    def __init__(self, id: _Optional[_Union[PlanId, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...

@@ -54,11 +54,6 @@ class PlanServiceStub(object):
                 request_serializer=relibra_dot_v1_dot_plan__pb2.FetchPlanRequest.SerializeToString,
                 response_deserializer=relibra_dot_v1_dot_plan__pb2.FetchPlanResponse.FromString,
                 _registered_method=True)
-        self.WatchPlans = channel.unary_stream(
-                '/relibra.v1.PlanService/WatchPlans',
-                request_serializer=relibra_dot_v1_dot_plan__pb2.WatchPlansRequest.SerializeToString,
-                response_deserializer=relibra_dot_v1_dot_plan__pb2.WatchPlansResponse.FromString,
-                _registered_method=True)
 
 
 class PlanServiceServicer(object):
@@ -95,13 +90,6 @@ class PlanServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def WatchPlans(self, request, context):
-        """Returns the newest plan first, then every later plan as it is published.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_PlanServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -124,11 +112,6 @@ def add_PlanServiceServicer_to_server(servicer, server):
                     servicer.FetchPlan,
                     request_deserializer=relibra_dot_v1_dot_plan__pb2.FetchPlanRequest.FromString,
                     response_serializer=relibra_dot_v1_dot_plan__pb2.FetchPlanResponse.SerializeToString,
-            ),
-            'WatchPlans': grpc.unary_stream_rpc_method_handler(
-                    servicer.WatchPlans,
-                    request_deserializer=relibra_dot_v1_dot_plan__pb2.WatchPlansRequest.FromString,
-                    response_serializer=relibra_dot_v1_dot_plan__pb2.WatchPlansResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -239,33 +222,6 @@ class PlanService(object):
             '/relibra.v1.PlanService/FetchPlan',
             relibra_dot_v1_dot_plan__pb2.FetchPlanRequest.SerializeToString,
             relibra_dot_v1_dot_plan__pb2.FetchPlanResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def WatchPlans(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/relibra.v1.PlanService/WatchPlans',
-            relibra_dot_v1_dot_plan__pb2.WatchPlansRequest.SerializeToString,
-            relibra_dot_v1_dot_plan__pb2.WatchPlansResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,12 +48,6 @@ class PlanServiceStub:
     ]
     """Every agent calls it before a step, ahead of time. It waits up to `wait_ms` for the plan to be published."""
 
-    WatchPlans: grpc.UnaryStreamMultiCallable[
-        relibra.v1.plan_pb2.WatchPlansRequest,
-        relibra.v1.plan_pb2.WatchPlansResponse,
-    ]
-    """Returns the newest plan first, then every later plan as it is published."""
-
 class PlanServiceAsyncStub:
     SubmitSchedule: grpc.aio.UnaryUnaryMultiCallable[
         relibra.v1.plan_pb2.SubmitScheduleRequest,
@@ -83,12 +77,6 @@ class PlanServiceAsyncStub:
         relibra.v1.plan_pb2.FetchPlanResponse,
     ]
     """Every agent calls it before a step, ahead of time. It waits up to `wait_ms` for the plan to be published."""
-
-    WatchPlans: grpc.aio.UnaryStreamMultiCallable[
-        relibra.v1.plan_pb2.WatchPlansRequest,
-        relibra.v1.plan_pb2.WatchPlansResponse,
-    ]
-    """Returns the newest plan first, then every later plan as it is published."""
 
 class PlanServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
@@ -127,13 +115,5 @@ class PlanServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[relibra.v1.plan_pb2.FetchPlanResponse, collections.abc.Awaitable[relibra.v1.plan_pb2.FetchPlanResponse]]:
         """Every agent calls it before a step, ahead of time. It waits up to `wait_ms` for the plan to be published."""
-
-    @abc.abstractmethod
-    def WatchPlans(
-        self,
-        request: relibra.v1.plan_pb2.WatchPlansRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[relibra.v1.plan_pb2.WatchPlansResponse], collections.abc.AsyncIterator[relibra.v1.plan_pb2.WatchPlansResponse]]:
-        """Returns the newest plan first, then every later plan as it is published."""
 
 def add_PlanServiceServicer_to_server(servicer: PlanServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

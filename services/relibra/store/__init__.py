@@ -22,7 +22,6 @@ from relibra.store.expiry import RetainedStep
 from relibra.store.keys import AttemptId
 from relibra.store.records import (
     Attempt,
-    DamagedPlan,
     EncodedPlan,
     JobRecord,
     Lease,
@@ -45,7 +44,6 @@ __all__ = [
     "ALL_JOBS",
     "Attempt",
     "AttemptId",
-    "DamagedPlan",
     "EmbeddedRedis",
     "EncodedPlan",
     "Expired",

@@ -26,7 +26,7 @@ from relibra.store.plan_codec import (
     decode_plan,
     decode_totals,
 )
-from relibra.store.records import DamagedPlan, EncodedPlan, Lease, PlanRecord
+from relibra.store.records import EncodedPlan, Lease, PlanRecord
 
 logger = logging.getLogger(__name__)
 
@@ -154,26 +154,6 @@ class Plans(Connected):
                 return home_LE
         began = await self._redis.get(keys.of("placement"))
         return _sound_placement(began, f"the placement with which job {attempt.job_id!r} went back")
-
-    async def plans_after(self, attempt: AttemptId, version: int, *, limit: int = 64) -> list[PlanRecord | DamagedPlan]:
-        """Return up to `limit` plans with a version above `version`, oldest first."""
-        key = AttemptKeys.of_attempt(attempt).of("plans")
-        planned = await self._redis.zrangebyscore(key, f"({version}", "+inf", start=0, num=limit, withscores=True)
-        plans: list[PlanRecord | DamagedPlan] = []
-        fields = await self._fields(attempt, [int(step) for step, _ in planned], RECORD_FIELDS)
-        for (step, score), values in zip(planned, fields, strict=True):
-            try:
-                record = decode_plan_record(attempt.job_id, int(step), values)
-            except Corrupt as error:
-                plans.append(DamagedPlan(version=int(score), step=int(step), error=error))
-            else:
-                plans += [] if record is None else [record]
-        return plans
-
-    async def newest_version(self, attempt: AttemptId) -> int:
-        """Return the version of the newest plan that an attempt has; 0 if it has none."""
-        planned = await self._redis.zrevrange(AttemptKeys.of_attempt(attempt).of("plans"), 0, 0, withscores=True)
-        return int(planned[0][1]) if planned else 0
 
     async def latest_plan(self, attempt: AttemptId) -> PlanRecord | None:
         """Return the newest plan of an attempt, or None if it has none."""

@@ -9,7 +9,6 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.errors import Corrupt
 from relibra.planning import Cluster, Model, Plan, PlanId, PlanParams
 from relibra.planning.plan import Level, Prediction
 from relibra.store.plan_codec import encode_plan
@@ -142,15 +141,6 @@ class PlanRecord:
     def latency_s(self) -> float | None:
         """The time from schedule to plan: waiting for a solver, solving, publishing; in seconds."""
         return None if self.submitted_at is None else max(0.0, self.published_at - self.submitted_at)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DamagedPlan:
-    """A published plan that is not the one that was stored."""
-
-    version: int
-    step: int
-    error: Corrupt
 
 
 class StepState(StrEnum):

@@ -9,7 +9,7 @@ import pytest
 
 from harness.planning_loops import PATIENT_S, Solver, is_idle, job_with_two_steps, loop_over, nothing, running
 from harness.services import CLUSTER, MODEL, PARAMS, Loop
-from harness.step_samples import IDS, OTHER_PLAN, SCHEDULE
+from harness.step_samples import IDS, OTHER_PLAN, SCHEDULE, published_plans
 from relibra.errors import InvalidInput, Unavailable
 from relibra.planner.metrics import Metrics
 from relibra.planner.plan_notifier import PlanNotifier
@@ -47,7 +47,7 @@ def test_pending_steps_are_planned_in_order_and_announced(store: Store, run: Loo
     metrics = run(plan_until(store, solver, lambda: is_idle(store), notifier))
     assert solver.steps == [("job", 1), ("job", 2)]
     assert ring.is_set()
-    assert [each.step for each in run(store.plans_after(job, 0))] == [1, 2]
+    assert [each.step for each in run(published_plans(store, job))] == [1, 2]
     assert outcomes(metrics) == {"published": 2}
 
 

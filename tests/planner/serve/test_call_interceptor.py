@@ -121,7 +121,7 @@ def test_L4_a_planner_that_drains_is_unavailable_to_callers_and_to_metrics_no_re
     async def serve(*_: Any) -> None:
         raise ShuttingDown("the planner is shutting down; ask again")
 
-    asyncio.run(interceptor._answering("WatchPlans", serve)(None, context))
+    asyncio.run(interceptor._answering("FetchPlan", serve)(None, context))
     (code, _), sent = context.abort.call_args
     assert (code, sent["trailing_metadata"]) == (grpc.StatusCode.UNAVAILABLE, (("relibra-error", "Unavailable"),))
     (family,) = metrics.refused.collect()

@@ -1,20 +1,17 @@
 import threading
 import time
-from collections.abc import Callable
 
 import grpc
 import numpy as np
 import pytest
-from redis import Redis
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, count, eventually, report_sequences, routed_experts
-from harness.step_samples import execution_report
+from harness.step_samples import execution_report, published_plans
 from relibra.errors import Conflict, InvalidInput, LimitExceeded, NotFound, NotReady, UnknownJob
 from relibra.planning import Schedule, StepPlan, check_step_plan
 from relibra.planning.plan import Level
 from relibra.rollout import RolloutReporter
 from relibra.store import Refused, Store
-from relibra.store.keys import AttemptKeys
 from relibra.v1 import plan_pb2, plan_pb2_grpc
 from relibra.wire import array, messages
 from relibra.wire.channel import MAX_PART_SIZE_BYTES, open_channel
@@ -27,18 +24,6 @@ SCHEDULE = Schedule.round_robin(8, 2, CLUSTER)
 @pytest.fixture
 def ids(shared_planner: Service, job_id: str) -> list[str]:
     return report_sequences(shared_planner.address, job_id, 1)
-
-
-@pytest.fixture
-def plan(client: PlannerClient, shared_planner: Service, job_id: str) -> Callable[[int], None]:
-    """Report a step, schedule it, and wait for its plan."""
-
-    def plan_step(step: int) -> None:
-        ids = report_sequences(shared_planner.address, job_id, step)
-        client.submit_schedule(job_id, step, ids, SCHEDULE)
-        client.fetch_plan(job_id, step, MODEL, wait_s=60)
-
-    return plan_step
 
 
 def submit_raw(address: str, job_id: str, epoch: int, message: plan_pb2.Schedule) -> None:
@@ -190,83 +175,6 @@ def test_S9_a_refused_schedule_is_remembered_until_one_is_accepted(
     run(store.close())
 
 
-def test_S3_a_watcher_sees_the_newest_plan_first_and_then_every_later_one(
-    client: PlannerClient, shared_planner: Service, job_id: str, plan: Callable[[int], None]
-) -> None:
-    plan(1)
-    plan(2)
-    with open_channel(shared_planner.address) as channel:
-        seen: list[plan_pb2.WatchPlansResponse] = []
-        call = plan_pb2_grpc.PlanServiceStub(channel).WatchPlans(plan_pb2.WatchPlansRequest(job_id=job_id), timeout=120)
-        seen.append(next(call))
-        for step in (3, 4):
-            plan(step)
-            seen.append(next(call))
-        call.cancel()
-    assert [each.step for each in seen] == [2, 3, 4]
-    assert [each.id.version for each in seen] == [2, 3, 4]
-    assert len({each.id.epoch for each in seen}) == 1
-
-
-def test_S9_a_watcher_passes_over_a_damaged_plan_and_the_log_says_so(
-    client: PlannerClient, shared_planner: Service, job_id: str, run: Loop, plan: Callable[[int], None]
-) -> None:
-    store = Store.open(shared_planner.redis_url)
-    for step in (1, 2):
-        plan(step)
-    key = AttemptKeys.of_attempt(run(store.get_job(job_id))).step(2, "plan")
-    with Redis.from_url(shared_planner.redis_url) as redis:
-        redis.hset(key, "meta", b"nothing of it")
-    with open_channel(shared_planner.address) as channel:
-        call = plan_pb2_grpc.PlanServiceStub(channel).WatchPlans(plan_pb2.WatchPlansRequest(job_id=job_id), timeout=120)
-        seen = []
-        for step in (3, 4):
-            plan(step)
-            seen.append(next(call))
-        call.cancel()
-    run(store.close())
-    assert [(each.step, each.id.version) for each in seen] == [(3, 3), (4, 4)]
-    told = f"job {job_id}: watches pass over plan 2, of step 2: field 'meta' of the plan of step 2"
-    assert shared_planner.log().count(told) == 1
-
-
-def test_S4_a_watcher_sees_the_plans_of_a_job_that_was_re_created(
-    client: PlannerClient, shared_planner: Service, job_id: str, run: Loop, plan: Callable[[int], None]
-) -> None:
-    store = Store.open(shared_planner.redis_url)
-    for step in (1, 2):
-        plan(step)
-    with open_channel(shared_planner.address) as channel:
-        call = plan_pb2_grpc.PlanServiceStub(channel).WatchPlans(plan_pb2.WatchPlansRequest(job_id=job_id), timeout=120)
-        seen = [next(call)]
-        run(store.remove_job(job_id))
-        client.register_job(job_id, MODEL, CLUSTER, PARAMS)
-        for step in (5, 6):
-            plan(step)
-            seen.append(next(call))
-        call.cancel()
-    run(store.close())
-    assert [(each.step, each.id.version) for each in seen] == [(2, 2), (5, 1), (6, 2)]
-    assert seen[1].id.epoch == seen[2].id.epoch > seen[0].id.epoch
-
-
-def test_S4_a_watcher_sees_each_plan_once_when_the_training_goes_back(
-    client: PlannerClient, shared_planner: Service, job_id: str, plan: Callable[[int], None]
-) -> None:
-    for step in (1, 2, 3):
-        plan(step)
-    with open_channel(shared_planner.address) as channel:
-        call = plan_pb2_grpc.PlanServiceStub(channel).WatchPlans(plan_pb2.WatchPlansRequest(job_id=job_id), timeout=120)
-        seen = [next(call)]
-        epoch = client.rollback(job_id, 3)
-        for step in (3, 4):
-            plan(step)
-            seen.append(next(call))
-        call.cancel()
-    assert [(each.step, each.id.version) for each in seen] == [(3, 3), (3, 4), (4, 5)]
-    assert seen[0].id.epoch < seen[1].id.epoch == seen[2].id.epoch == epoch
-
-
 def test_the_next_plan_starts_from_the_previous_placement(
     client: PlannerClient, shared_planner: Service, job_id: str, run: Loop
 ) -> None:
@@ -276,7 +184,7 @@ def test_the_next_plan_starts_from_the_previous_placement(
         client.submit_schedule(job_id, step, ids, SCHEDULE)
         client.fetch_plan(job_id, step, MODEL, wait_s=60)
     store = Store.open(shared_planner.redis_url)
-    first, second = run(store.plans_after(run(store.get_job(job_id)), 0))
+    first, second = run(published_plans(store, run(store.get_job(job_id))))
     run(store.close())
     assert first.prediction.num_moved_experts > 0
     assert second.prediction.num_moved_experts == 0

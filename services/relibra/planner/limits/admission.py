@@ -66,7 +66,6 @@ _REQUEST_SIZE_BYTES: Mapping[str, int] = {
     "Pack": MAX_PART_SIZE_BYTES,
     "ReportExecution": MAX_PART_SIZE_BYTES,
     "FetchPlan": 1 << 12,
-    "WatchPlans": 1 << 12,
     "Check": 1 << 12,
     "Watch": 1 << 12,
 }

@@ -20,11 +20,10 @@ _MAY_CALL: Mapping[Role, frozenset[str]] = {
             "SubmitSchedule",
             "Pack",
             "FetchPlan",
-            "WatchPlans",
             "ReportExecution",
         }
     ),
-    Role.VIEWER: frozenset({"WatchPlans"}),
+    Role.VIEWER: frozenset(),
 }
 
 

@@ -117,16 +117,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     requests = self._requests(context, method, handler, account, stream)
                     await self._stream(handler.stream_stream(requests, context), context, stream)
                     return
-                # Half a message of a viewer must not hold up the trainer.
+                # Half a message of a rollout worker must not hold up the trainer.
                 request = await self._messages.read(context, method, handler, f"{account} {caller.role}", stack)
                 _check(request, caller, method)
                 call.job_id = request.job_id
-                if handler.unary_stream:
-                    async with aclosing(handler.unary_stream(request, context)) as responses:
-                        async for response in responses:
-                            await self._check_now(request, context, method)
-                            await context.write(response)
-                    return
                 with _tracer.start_as_current_span(method, context=_trace_context(context)):
                     response = await handler.unary_unary(request, context)
                 await context.write(response)

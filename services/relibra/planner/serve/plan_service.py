@@ -2,32 +2,27 @@
 
 import asyncio
 import contextlib
-import logging
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 from opentelemetry import propagate
 
 from relibra.errors import InvalidInput, NotFound, NotReady, RelibraError, Unavailable
 from relibra.planner.limits.admission import MAX_FETCH_WAIT_S, Admission
-from relibra.planner.limits.refusal_log import RefusalLog
 from relibra.planner.limits.solve_size import check_packing, check_schedule
 from relibra.planner.loop.planning_loop import PlanningLoop
-from relibra.planner.plan_notifier import PlanNotifier, wait_until_set
+from relibra.planner.plan_notifier import PlanNotifier
 from relibra.planner.serve.attempt_watch import AttemptWatch, check_epoch
 from relibra.planner.serve.plan_cache import PlanCache
-from relibra.planner.serve.step_watch import LOOK_INTERVAL_S, StepWatch
+from relibra.planner.serve.step_watch import StepWatch
 from relibra.planner.solve.packing import PackTask
 from relibra.planning import Schedule
 from relibra.planning.plan import Level
-from relibra.store import DamagedPlan, JobRecord, PlanRecord, Refused, StepRecord, Store
+from relibra.store import JobRecord, Refused, StepRecord, Store
 from relibra.v1 import plan_pb2, plan_pb2_grpc
 from relibra.wire.job_id import check_job_id
-from relibra.wire.messages import decode_schedule, decode_sequences, encode_plan_id, has_micro_batches
+from relibra.wire.messages import decode_schedule, decode_sequences, has_micro_batches
 from relibra.wire.packing import decode_pack_request, encode_packed
-
-logger = logging.getLogger(__name__)
 
 _NUM_NAMED = 3
 
@@ -47,11 +42,9 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         self._store = store
         self._attempts = attempts
         self._admission = admission
-        self._notifier = notifier
         self._planning = planning
         self._cache = cache
         self._steps = StepWatch(store, notifier)
-        self._damage = RefusalLog(logger)
 
     async def SubmitSchedule(
         self, request: plan_pb2.SubmitScheduleRequest, context: Any
@@ -154,42 +147,6 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
             raise NotReady(f"step {step} no longer has a plan: its job was re-created, or newer steps replaced it")
         return plan
 
-    async def WatchPlans(
-        self, request: plan_pb2.WatchPlansRequest, context: Any
-    ) -> AsyncIterator[plan_pb2.WatchPlansResponse]:
-        """Send the newest plan and then every later one while the caller listens, across the attempts of the job.
-
-        A damaged plan is passed over, and the log says so: the next plans must come all the same.
-        """
-        # Viewers watch too, so this call does not show that the attempt is alive.
-        first = await self._store.get_job(check_job_id(request.job_id))
-        job_id, epoch = first.job_id, first.epoch
-        version = max(0, await self._store.newest_version(first) - 1)  # so that the newest plan comes first
-        seen = (0, 0)
-        while True:
-            ring = self._notifier.listen(job_id)
-            for job in (await self._store.get_jobs([job_id])).values():
-                if request.epoch not in (0, job.epoch):
-                    raise await self._store.over(job_id, request.epoch)
-                if job.epoch != epoch:
-                    # A new attempt has plans of its own, or took over the first ones of the attempt before.
-                    epoch, version = job.epoch, 0
-                for plan in await self._store.plans_after(job, version):
-                    if isinstance(plan, DamagedPlan):
-                        version = plan.version
-                        seen = max(seen, (epoch, version))
-                        self._tell_of_damage(job, plan)
-                        continue
-                    version = plan.id.version
-                    if plan.id.epoch == epoch or (plan.id.epoch, version) > seen:
-                        seen = (plan.id.epoch, version)
-                        yield _announce(plan)
-            await wait_until_set(ring, LOOK_INTERVAL_S)
-
-    def _tell_of_damage(self, job: JobRecord, plan: DamagedPlan) -> None:
-        text = f"job {job.job_id}: watches pass over plan {plan.version}, of step {plan.step}: {plan.error}"
-        self._damage.note(f"plan {plan.version}", job.job_id, text, logging.ERROR)
-
     async def _check_reported(self, job: JobRecord, step: int, sequence_ids: list[str]) -> None:
         missing = await self._store.claim(job, step, sequence_ids, self._admission.store_limits)
         if missing:
@@ -223,9 +180,3 @@ def _waiting_for(record: StepRecord, obstacle: str) -> str:
     if obstacle:
         return f"waiting for {waiting_s:.1f} s; unless another planner solves it, it waits for this one: {obstacle}"
     return f"being solved for {waiting_s:.1f} s"
-
-
-def _announce(record: PlanRecord) -> plan_pb2.WatchPlansResponse:
-    return plan_pb2.WatchPlansResponse(
-        id=encode_plan_id(record.id), step=record.step, digest=record.digest, reason=record.reason
-    )
