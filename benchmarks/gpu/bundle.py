@@ -27,7 +27,6 @@ LEAST = {
     "packaging": "24.0",
     "grpcio": "1.71",
     "protobuf": "5.29",
-    "opentelemetry-api": "1.27",
     "pybase64": "1.4",
     "redis": "6.0",
     "pytest": "8.3",

@@ -11,7 +11,7 @@ SHORTEST_S = 10.0
 """A stage does not begin with less time than this."""
 SANITIZER = "compute-sanitizer"
 _TESTS = ("torch", "numpy", "pytest", "pytest_timeout", "hypothesis")
-_RANKS = (*_TESTS, "grpc", "google.protobuf", "opentelemetry", "packaging", "pybase64", "redis", "megatron.core")
+_RANKS = (*_TESTS, "grpc", "google.protobuf", "packaging", "pybase64", "redis", "megatron.core")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 logger = logging.getLogger(__name__)
 
-_FIELDS = ("job", "step", "version", "trace")
+_FIELDS = ("job", "step", "version")
 
 
 def is_json() -> bool:

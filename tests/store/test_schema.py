@@ -47,7 +47,7 @@ def _fill(store: Store, run: Loop) -> None:
     run(store.put_counts([sequence(job.epoch, "seq-9", step=None, policies="3-4")]))
     run(store.see("job", job.epoch))
     after = run(store.rollback("job", job.epoch, 5))
-    run(store.put_schedule(after, 7, IDS, SCHEDULE, traceparent="00-0af7-b7ad-01"))
+    run(store.put_schedule(after, 7, IDS, SCHEDULE))
     assert not run(store.end_solve(lease_of(store, run, after, 7), "it crashed", max_crashes=2))
     for rank in range(CLUSTER.num_ranks):
         run(store.put_report(after, report(after, Phase.UPDATE, rank, 8)))

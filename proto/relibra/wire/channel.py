@@ -124,17 +124,16 @@ class _CallDetails(NamedTuple):
 
 class _CallMetadata(
     grpc.UnaryUnaryClientInterceptor,
-    grpc.UnaryStreamClientInterceptor,
     grpc.StreamUnaryClientInterceptor,
     grpc.StreamStreamClientInterceptor,
 ):
-    """Adds the token to every call and, if OpenTelemetry is installed, the trace context."""
+    """Adds the token to every call."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._metadata = credentials.metadata
 
     def _continue(self, continuation: Callable[[Any, Any], Any], details: Any, request: Any) -> Any:
-        metadata = (*(details.metadata or ()), *self._metadata, *_trace_context())
+        metadata = (*(details.metadata or ()), *self._metadata)
         wait_for_ready = getattr(details, "wait_for_ready", None)
         return continuation(
             _CallDetails(details.method, details.timeout, metadata, details.credentials, wait_for_ready, None), request
@@ -143,25 +142,8 @@ class _CallMetadata(
     def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         return self._continue(continuation, client_call_details, request)
 
-    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return self._continue(continuation, client_call_details, request)
-
     def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
         return self._continue(continuation, client_call_details, request_iterator)
 
     def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
         return self._continue(continuation, client_call_details, request_iterator)
-
-
-try:
-    from opentelemetry.propagate import inject
-except ImportError:  # a rollout worker needs no tracing
-
-    def _trace_context() -> tuple[tuple[str, str], ...]:
-        return ()
-else:
-
-    def _trace_context() -> tuple[tuple[str, str], ...]:
-        carrier: dict[str, str] = {}
-        inject(carrier)
-        return tuple(carrier.items())

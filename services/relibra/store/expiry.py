@@ -106,7 +106,7 @@ class Expiry(Plans, Steps, Reports):
             for old, summary in zip(some, summaries, strict=True):
                 arguments += [old.step, int(old.is_open), int(old.is_pending), old.num_reports]
                 arguments.append(encode_summary(summary))
-            names = ("floor", "pending", "steps", "open", "plans", "begun", "sizes", "crashes", "traces", "summaries")
+            names = ("floor", "pending", "steps", "open", "plans", "begun", "sizes", "crashes", "summaries")
             expired += await self._script(
                 "expire_steps",
                 [*map(keys.of, names), *(keys.step(old.step, name) for old in some for name in STEP_KEYS)],

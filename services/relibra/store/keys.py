@@ -34,7 +34,6 @@ begins by going back to a step takes over the keys of all earlier steps (`rollba
 | `plans` | sorted set | planned steps, by version | 20 B a step |
 | `sizes` | hash | step -> bytes of its counts, its schedule and its reports, by `field_bytes` | 20 B a step |
 | `crashes` | hash | step -> how often planning it crashed | 20 B a step |
-| `traces` | hash | step -> trace context of the call that submitted its schedule | 80 B a step |
 | `version` | string | version of the newest plan | 8 B |
 | `floor` | string | steps below it have expired | 8 B |
 | `foreseen` | string | the newest step that was planned from history, or waits for that | 8 B |
@@ -73,7 +72,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 SCHEMA = "relibra:schema"
-SCHEMA_VERSION = 13
+SCHEMA_VERSION = 14
 JOBS = "relibra:jobs"
 TOKENS = "relibra:tokens"
 
@@ -89,7 +88,7 @@ SETS_BY_STEP = ("steps", "open", "summaries")
 """The sorted sets of an attempt whose scores are steps."""
 SETS_OF_STEPS = ("pending", "plans", "begun")
 """The other sorted sets of an attempt whose members are steps."""
-HASHES_BY_STEP = ("sizes", "crashes", "traces")
+HASHES_BY_STEP = ("sizes", "crashes")
 """The hashes of an attempt whose fields are steps."""
 AHEAD_KEYS = ("ahead", "ahead_order", "ahead_note")
 """The keys of a job with the sequences of no step yet."""

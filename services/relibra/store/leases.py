@@ -25,13 +25,13 @@ class Leases(Connected):
         keys = JobKeys(job_id).attempt(int(current, 16))
         taken = await self._script(
             "take_lease",
-            [*map(keys.job.of, ("job", "lease", "fence")), *map(keys.of, ("pending", "traces"))],
+            [*map(keys.job.of, ("job", "lease", "fence")), keys.of("pending")],
             [int(lease_s * 1000), current],
         )
         if not taken:
             return None
-        token, step, epoch, traceparent = taken
-        return Lease(job_id=job_id, step=int(step), epoch=int(epoch, 16), token=token, traceparent=traceparent.decode())
+        token, step, epoch = taken
+        return Lease(job_id=job_id, step=int(step), epoch=int(epoch, 16), token=token)
 
     async def renew_lease(self, lease: Lease, lease_s: float) -> None:
         """Renew a lease: it ends `lease_s` from now.

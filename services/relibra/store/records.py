@@ -101,8 +101,6 @@ class Lease:
     epoch: int
     token: int
     """The fencing token, which rises with every lease of the job."""
-    traceparent: str = ""
-    """Trace context (W3C) of the call that submitted the schedule; empty if it had none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

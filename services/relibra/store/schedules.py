@@ -32,7 +32,6 @@ class Schedules(Attempts):
         sequence_ids: Sequence[str],
         schedule: Schedule | None,
         limits: StoreLimits = DEFAULT_LIMITS,
-        traceparent: str = "",
     ) -> None:
         """Keep the schedule of a step and make the step pending; the same schedule again changes nothing.
 
@@ -56,7 +55,7 @@ class Schedules(Attempts):
             [
                 keys.job.of("job"),
                 keys.step(step, "schedule"),
-                *map(keys.of, ("pending", "steps", "open", "floor", "traces", "sizes")),
+                *map(keys.of, ("pending", "steps", "open", "floor", "sizes")),
                 keys.step(step, "plan"),
                 keys.of("plans"),
                 keys.step(step, "failure"),
@@ -68,7 +67,6 @@ class Schedules(Attempts):
                 step,
                 time.time(),
                 limits.max_open_steps,
-                traceparent,
                 "".join(f" {lower} " for lower in Level if lower < level),
             ],
         )

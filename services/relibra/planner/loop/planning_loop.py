@@ -10,8 +10,6 @@ import time
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
-from opentelemetry import propagate, trace
-
 from relibra.errors import Conflict, LimitExceeded, LostLease, RelibraError, StaleEpoch, Unavailable
 from relibra.planner.loop.queue import Packed, SolverQueue, WaitingPack
 from relibra.planner.loop.step_expiry import StepExpiry
@@ -22,7 +20,6 @@ from relibra.planner.solve.packing import PackTask
 from relibra.store import EncodedPlan, Lease, Store
 
 logger = logging.getLogger(__name__)
-_tracer = trace.get_tracer("relibra.planner")
 
 SCAN_INTERVAL_S = 0.25
 """How long a step that another planner accepted or left behind may go unnoticed."""
@@ -144,42 +141,40 @@ class PlanningLoop:
 
     async def _plan(self, lease: Lease) -> None:
         """Solve the leased step and publish its plan, or keep why it has none; then old steps expire."""
-        submitter = propagate.extract({"traceparent": lease.traceparent})
-        with _tracer.start_as_current_span("PlanStep", context=submitter):
-            name, about, outcome = f"job {lease.job_id} step {lease.step}", _about(lease), "crashed"
-            started_at = time.monotonic()
+        name, about, outcome = f"job {lease.job_id} step {lease.step}", _about(lease), "crashed"
+        started_at = time.monotonic()
+        try:
             try:
-                try:
-                    plan = await self._solve_under(lease)
-                except (Unavailable, LostLease):
-                    raise
-                except Exception as error:
-                    outcome = await self._end_solve(lease, error)
-                else:
-                    solved_at = time.monotonic()
-                    plan_id = await self._store.publish_plan(lease, plan)
-                    self._notifier.ring(lease.job_id)
-                    outcome, published_at = "published", time.monotonic()
-                    self._metrics.solve_s.observe(solved_at - started_at)
-                    self._metrics.publish_s.observe(published_at - solved_at)
-                    took_s, about = published_at - started_at, about | {"version": plan_id.version}
-                    logger.info("%s: plan %s in %.2f s: %s", name, plan_id, took_s, plan.reason, extra=about)
-                # After a failure too: a job whose steps all fail goes on reporting.
-                self._expiry.apply_soon(lease.job_id)
-            except (Unavailable, LostLease, StaleEpoch, Conflict) as error:
-                outcome = type(error).__name__
-                logger.warning("%s: plan not published: %s", name, error, extra=about)
-            except Exception:
-                logger.exception("%s: planning failed", name, extra=about)
-            finally:
-                # Publishing has ended the lease; returning it then changes nothing.
-                with contextlib.suppress(Unavailable):
-                    await self._store.return_lease(lease)
-                self._metrics.solves.labels(outcome).inc()
-                del self._solves[lease.job_id]
-                # A step that failed, or that another planner planned meanwhile, has news too.
+                plan = await self._solve_under(lease)
+            except (Unavailable, LostLease):
+                raise
+            except Exception as error:
+                outcome = await self._end_solve(lease, error)
+            else:
+                solved_at = time.monotonic()
+                plan_id = await self._store.publish_plan(lease, plan)
                 self._notifier.ring(lease.job_id)
-                self.wake()
+                outcome, published_at = "published", time.monotonic()
+                self._metrics.solve_s.observe(solved_at - started_at)
+                self._metrics.publish_s.observe(published_at - solved_at)
+                took_s, about = published_at - started_at, about | {"version": plan_id.version}
+                logger.info("%s: plan %s in %.2f s: %s", name, plan_id, took_s, plan.reason, extra=about)
+            # After a failure too: a job whose steps all fail goes on reporting.
+            self._expiry.apply_soon(lease.job_id)
+        except (Unavailable, LostLease, StaleEpoch, Conflict) as error:
+            outcome = type(error).__name__
+            logger.warning("%s: plan not published: %s", name, error, extra=about)
+        except Exception:
+            logger.exception("%s: planning failed", name, extra=about)
+        finally:
+            # Publishing has ended the lease; returning it then changes nothing.
+            with contextlib.suppress(Unavailable):
+                await self._store.return_lease(lease)
+            self._metrics.solves.labels(outcome).inc()
+            del self._solves[lease.job_id]
+            # A step that failed, or that another planner planned meanwhile, has news too.
+            self._notifier.ring(lease.job_id)
+            self.wake()
 
     async def _solve_under(self, lease: Lease) -> EncodedPlan:
         """Solve the step while the lease holds. Losing the lease stops the solve and its worker."""
@@ -225,6 +220,4 @@ def _drains() -> Unavailable:
 
 def _about(lease: Lease) -> dict[str, Any]:
     """Return the fields of a log record about a leased step."""
-    about = {"job": lease.job_id, "step": lease.step, "epoch": lease.epoch}
-    context = trace.get_current_span().get_span_context()
-    return about | {"trace": trace.format_trace_id(context.trace_id)} if context.is_valid else about
+    return {"job": lease.job_id, "step": lease.step, "epoch": lease.epoch}

@@ -10,8 +10,6 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from opentelemetry import propagate, trace
-from opentelemetry.context import Context
 
 from relibra.errors import Forbidden, RelibraError, Unauthenticated, UnknownJob, one_line
 from relibra.planner.limits.admission import LIMITS_OF_CALLS, Admission, account_of_connection, address_of
@@ -29,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 _OURS = "/relibra."
 _HEALTH = "/grpc.health."
-_tracer = trace.get_tracer("relibra.planner")
 
 
 @dataclass(slots=True)
@@ -121,9 +118,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 request = await self._messages.read(context, method, handler, f"{account} {caller.role}", stack)
                 _check(request, caller, method)
                 call.job_id = request.job_id
-                with _tracer.start_as_current_span(method, context=_trace_context(context)):
-                    response = await handler.unary_unary(request, context)
-                await context.write(response)
+                await context.write(await handler.unary_unary(request, context))
             self._metrics.call_s.labels(method).observe(time.perf_counter() - started_at)
 
         return serve
@@ -193,10 +188,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             # gRPC keeps this exception with the call and raises it again when the handler returns. Its frames hold the
             # call: thousands of ended calls would wait for a garbage collection, which took a second.
             aborted.__traceback__ = aborted.__context__ = None
-
-
-def _trace_context(context: Any) -> Context:
-    return propagate.extract({str(key): str(value) for key, value in context.invocation_metadata() or ()})
 
 
 def _check(request: Any, caller: Caller, method: str) -> None:

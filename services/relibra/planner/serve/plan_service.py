@@ -5,8 +5,6 @@ import contextlib
 import time
 from typing import Any
 
-from opentelemetry import propagate
-
 from relibra.errors import InvalidInput, NotFound, NotReady, RelibraError, Unavailable
 from relibra.planner.limits.admission import MAX_FETCH_WAIT_S, Admission
 from relibra.planner.limits.solve_size import check_packing, check_schedule
@@ -81,9 +79,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
             request.ByteSize(), lambda: self._decode_schedule(job, request.schedule)
         )
         await self._check_reported(job, step, sequence_ids)
-        await self._store.put_schedule(
-            job, step, sequence_ids, schedule, self._admission.store_limits, traceparent=_traceparent()
-        )
+        await self._store.put_schedule(job, step, sequence_ids, schedule, self._admission.store_limits)
         self._cache.forget(job.job_id)  # what this step had of a lower level is not its plan any more
 
     def _decode_schedule(self, job: JobRecord, message: plan_pb2.Schedule) -> tuple[list[str], Schedule | None]:
@@ -164,13 +160,6 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         if record.is_awaited:
             raise NotReady(f"step {step} has no plan yet: {_waiting_for(record, self._planning.obstacle)}")
         return record
-
-
-def _traceparent() -> str:
-    """Return the trace context of this call; the solve follows later and perhaps in another planner."""
-    carrier: dict[str, str] = {}
-    propagate.inject(carrier)
-    return carrier.get("traceparent", "")
 
 
 def _waiting_for(record: StepRecord, obstacle: str) -> str:

@@ -1,18 +1,18 @@
 -- Remove the full data of steps and keep a summary of each, except of steps that have come to life again (S7).
 --
--- KEYS  1 floor   2 pending   3 steps   4 open   5 plans   6 begun   7 sizes   8 crashes   9 traces   10 summaries
---       11... the keys of every step, equally many for each
+-- KEYS  1 floor   2 pending   3 steps   4 open   5 plans   6 begun   7 sizes   8 crashes   9 summaries
+--       10... the keys of every step, equally many for each
 -- ARGV  1 how many summaries the attempt keeps   2 position of the reports among the keys of a step
 --       3... for every step: step, whether it was open ('1' or '0'), whether it was pending, how many reports it had,
 --       its summary (JSON)
 -- Returns the steps whose data was removed. An attempt that was forgotten meanwhile has no steps, and gets no keys.
 
 local num_steps = (#ARGV - 2) / 5
-local keys_per_step = (#KEYS - 10) / num_steps
+local keys_per_step = (#KEYS - 9) / num_steps
 local expired = {}
 for index = 1, num_steps do
   local step, was_open, was_pending, num_reports, summary = unpack(ARGV, 5 * index - 2, 5 * index + 2)
-  local first = 10 + (index - 1) * keys_per_step
+  local first = 9 + (index - 1) * keys_per_step
   local is_known = redis.call('ZSCORE', KEYS[3], step)
   -- Steps that were pending as their attempt ended stay so: nobody plans them any more.
   local has_schedule_since = was_pending == '0' and redis.call('ZSCORE', KEYS[2], step)
@@ -30,13 +30,13 @@ for index = 1, num_steps do
     for number = 2, 6 do
       redis.call('ZREM', KEYS[number], step)
     end
-    for number = 7, 9 do
+    for number = 7, 8 do
       redis.call('HDEL', KEYS[number], step)
     end
-    redis.call('ZREMRANGEBYSCORE', KEYS[10], step, step)
-    redis.call('ZADD', KEYS[10], step, summary)
+    redis.call('ZREMRANGEBYSCORE', KEYS[9], step, step)
+    redis.call('ZADD', KEYS[9], step, summary)
     expired[#expired + 1] = tonumber(step)
   end
 end
-redis.call('ZREMRANGEBYRANK', KEYS[10], 0, -ARGV[1] - 1)
+redis.call('ZREMRANGEBYRANK', KEYS[9], 0, -ARGV[1] - 1)
 return expired

@@ -1,8 +1,8 @@
 -- Take the lease on solving for a job, if a step waits and nobody holds the lease.
 --
--- KEYS  1 job   2 lease   3 fence   4 pending   5 traces
--- ARGV  1 lease time in ms   2 epoch (hex) of the attempt that KEYS 4 and 5 belong to
--- Returns {fencing token, step, epoch, trace context of the schedule or ''}, or nothing.
+-- KEYS  1 job   2 lease   3 fence   4 pending
+-- ARGV  1 lease time in ms   2 epoch (hex) of the attempt that KEYS 4 belongs to
+-- Returns {fencing token, step, epoch}, or nothing.
 --
 -- The lease belongs to a job and not to a step, because each plan starts from the placement of the plan before.
 
@@ -16,4 +16,4 @@ if epoch ~= ARGV[2] or #waiting == 0 or (left >= 0 and left <= 60 * ARGV[1]) the
 end
 local token = redis.call('INCR', KEYS[3])
 redis.call('SET', KEYS[2], token, 'PX', ARGV[1])
-return {token, waiting[1], epoch, redis.call('HGET', KEYS[5], waiting[1]) or ''}
+return {token, waiting[1], epoch}
