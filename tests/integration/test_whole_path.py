@@ -68,8 +68,8 @@ def test_reports_become_a_plan_that_is_executed_and_shown(planner: Service, redi
         shown = get(f"{status.address}/v1/jobs/{JOB}/steps/5/plan")
         assert (shown["id"], shown["digest"]) == (str(plan.id), plan.digest.hex())
         assert shown["reason"] == plan.reason
-        np.testing.assert_array_equal(shown["home_rank"], plan.home_rank_LE)
-        np.testing.assert_array_equal(shown["cells"]["slowest_rank_tokens"], loads_MLR.max(axis=-1))
+        heat = get(f"{status.address}/v1/jobs/{JOB}/steps/5/heatmap")
+        np.testing.assert_array_equal(heat["after_tokens"], loads_MLR.sum(axis=0))
         assert shown["prediction"]["imbalance_after"] == pytest.approx(imbalance(loads_MLR))
         assert shown["prediction"]["imbalance_after"] < shown["prediction"]["imbalance_before"]
         reports = get(f"{status.address}/v1/jobs/{JOB}/steps/5/reports?realised=true")

@@ -97,23 +97,6 @@ def test_the_history_of_a_job_is_oldest_first(http: TestClient, job: WatchedJob)
     assert first["plan_latency_s"] == plan["latency_s"] > 0
 
 
-def test_the_history_of_an_expert_and_of_a_rank(http: TestClient, job: WatchedJob) -> None:
-    points = http.get("/v1/jobs/job/history/layers/1/experts/5").json()
-    assert [each["step"] for each in points] == [1, 2]
-    for point in points:
-        plan = job.plans[point["step"]]
-        mine_Q = (plan.quotas.index_Q4[:, 1] == 1) & (plan.quotas.index_Q4[:, 2] == 5)
-        assert point["load_tokens"] == plan.quotas.tokens_Q[mine_Q].sum()
-        assert point["home_rank"] == plan.home_rank_LE[1, 5]
-        assert point["num_replicas"] == (plan.quotas.index_Q4[mine_Q, 3] != plan.home_rank_LE[1, 5]).sum()
-    points = http.get("/v1/jobs/job/history/ranks/2").json()
-    for point in points:
-        loads_MLR = job.plans[point["step"]].rank_loads_MLR
-        assert point["after_tokens"] == loads_MLR[:, :, 2].sum()
-        assert point["mean_tokens"] == loads_MLR.sum() / 4
-    assert points[0]["realised_tokens"] == dict.fromkeys(("recompute", "update"), points[0]["after_tokens"])
-
-
 def test_a_report_that_comes_later_is_seen_in_the_history(http: TestClient, job: WatchedJob, run, store) -> None:
     assert http.get("/v1/jobs/job/history").json()[1]["num_fallbacks"] == 4
     plan_id = run(store.get_plan_id(run(store.get_job("job")), 2))

@@ -50,8 +50,6 @@ def test_without_redis_it_is_alive_and_not_ready_and_says_why() -> None:
         ("/v1/jobs/job/steps/1/cells/0/3", 404, "NotFound", "no layer 3"),
         ("/v1/jobs/job/steps/1/heatmap?row=7", 404, "NotFound", "no row 7"),
         ("/v1/jobs/job/steps/1/diff", 404, "NotFound", "no step before 1"),
-        ("/v1/jobs/job/history/ranks/4", 404, "NotFound", "no rank 4"),
-        ("/v1/jobs/job/history/layers/0/experts/-1", 404, "NotFound", "no expert -1"),
         ("/v1/jobs/job/steps/-1/plan", 422, "InvalidInput", "path.step"),
         ("/v1/jobs/job/steps/one/plan", 422, "InvalidInput", "'one'"),
         ("/v1/jobs/job/steps?limit=0", 422, "InvalidInput", "query.limit"),
@@ -110,7 +108,7 @@ def test_the_api_describes_every_field(http: TestClient) -> None:
     api = http.get("/openapi.json").json()
     assert {"/v1/jobs/{job_id}/steps/{step}/plan", "/v1/events", "/readyz"} <= api["paths"].keys()
     schemas = api["components"]["schemas"]
-    assert schemas["PlanInFull"]["properties"]["home_rank"]["description"]
+    assert schemas["PlanRecord"]["properties"]["digest"]["description"]
     assert schemas["StepView"]["properties"]["expired"]["description"] == (
         "When and why the full data expired; null while it is kept."
     )

@@ -21,14 +21,11 @@ BY_ATTEMPT = (
     "/steps/1/execution",
     "/steps/1/reports",
     "/steps/1/plan",
-    "/steps/1/plan/summary",
     "/steps/1/plan.npz",
     "/steps/1/heatmap",
     "/steps/1/cells/0/0",
     "/steps/2/diff",
     "/history",
-    "/history/layers/1/experts/5",
-    "/history/ranks/2",
 )
 
 

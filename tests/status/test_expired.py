@@ -34,7 +34,6 @@ def test_an_expired_step_shows_its_summary(http: TestClient, job: WatchedJob, ru
         "full data expired after 0 s, because newer steps took its place (retained_steps); only this summary remains, "
         "and 4 steps are kept in full"
     )
-    assert after["num_tokens"] == sum(job.plans[1].quotas.tokens_Q) // (job.model.num_layers * job.model.top_k)
     assert [phase["phase"] for phase in after["phases"]] == ["recompute", "update"]
     for name in ("step", "state", "num_sequences", "failure"):
         assert after[name] == before[name]

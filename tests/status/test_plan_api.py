@@ -11,22 +11,12 @@ from harness.watched_job import WatchedJob
 PLAN = "/v1/jobs/job/steps/2/plan"
 
 
-def test_a_plan_is_shown_with_its_cells(http: TestClient, job: WatchedJob) -> None:
+def test_a_plan_is_shown_without_its_arrays(http: TestClient, job: WatchedJob) -> None:
     plan, shown = job.plans[2], http.get(PLAN).json()
     assert shown["id"] == f"{job.record.epoch:016x}.2"
     assert shown["digest"] == plan.digest.hex()
     assert shown["reason"] == plan.reason
-    assert shown["home_rank"] == plan.home_rank_LE.tolist()
-    assert shown["num_micro_batches"] == 2
-    cells = shown["cells"]
-    num_replicas_ML = np.zeros((2, MODEL.num_layers), dtype=int)
-    for row, layer, expert, rank in plan.quotas.index_Q4:
-        num_replicas_ML[row, layer] += plan.home_rank_LE[layer, expert] != rank
-    assert num_replicas_ML.sum() > 0
-    np.testing.assert_array_equal(cells["num_replicas"], num_replicas_ML)
-    np.testing.assert_array_equal(cells["slowest_rank_tokens"], plan.rank_loads_MLR.max(axis=-1))
-    np.testing.assert_allclose(cells["mean_rank_tokens"], plan.rank_loads_MLR.mean(axis=-1), atol=0.05)
-    assert http.get(f"{PLAN}/summary").json().items() <= shown.items()
+    assert shown == http.get("/v1/jobs/job/steps/2").json()["plan"]
 
 
 def test_a_plan_is_downloaded_as_its_file(http: TestClient, job: WatchedJob) -> None:

@@ -7,7 +7,6 @@ from redis import Redis
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop
 from harness.step_samples import (
-    COUNTS_SLE,
     IDS,
     PLAN,
     SCHEDULE,
@@ -88,7 +87,6 @@ def test_the_summary_says_how_the_step_went(store: Store, run: Loop, job: JobRec
     summary = run(store.get_summary(job, 1))
     assert summary is not None
     assert (summary.step, summary.state, summary.num_sequences) == (1, StepState.PLANNED, 8)
-    assert summary.num_tokens == COUNTS_SLE.sum() // (MODEL.num_layers * MODEL.top_k)
     assert before.plan is not None
     assert summary.plan is not None
     assert (summary.plan.id.epoch, summary.plan.id.version) == (job.epoch, version)

@@ -100,14 +100,6 @@ def test_a_plan_tells_how_long_it_took_from_its_schedule(store: Store, run: Loop
     assert step.plan.latency_s == step.plan.published_at - waiting.submitted_at > 0
 
 
-def test_sums_of_plans_are_read_without_the_plans(store: Store, run: Loop, job: JobRecord) -> None:
-    publish(store, run, job, 1)
-    totals, none = run(store.get_totals(job, [1, 2]))
-    assert none is None
-    np.testing.assert_array_equal(totals.load_LE, COUNTS_SLE.sum(axis=0))
-    np.testing.assert_array_equal(totals.home_rank_LE, run(store.get_placement(job, 1)))
-
-
 def test_S9_a_damaged_placement_costs_no_later_step_its_plan(
     store: Store, run: Loop, job: JobRecord, redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:

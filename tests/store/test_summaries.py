@@ -50,7 +50,6 @@ SUMMARY = StepSummary(
     step=1 << 53,
     num_sequences=2048,
     policies={},
-    num_tokens=8_000_000,
     submitted_at=1_763_799_999.5,
     plan=PLAN,
     failure=None,
@@ -64,7 +63,7 @@ SUMMARY = StepSummary(
     [
         SUMMARY,
         replace(SUMMARY, plan=None, submitted_at=None, failure="no load", phases=()),
-        replace(SUMMARY, num_tokens=None, phases=(), submitted_at=None, plan=replace(PLAN, submitted_at=None)),
+        replace(SUMMARY, phases=(), submitted_at=None, plan=replace(PLAN, submitted_at=None)),
     ],
     ids=["planned", "failed", "planned without reports"],
 )

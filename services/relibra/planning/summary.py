@@ -1,16 +1,14 @@
-"""A plan summed up: what it promises in numbers and in one sentence, and its totals over all rows.
+"""A plan summed up: what it promises, in numbers and in one sentence.
 
 M rows, L layers, E experts, R EP ranks, Y replicas.
 """
-
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relibra.planning.job import Cluster, Model
 from relibra.planning.load import home_loads, imbalance
-from relibra.planning.plan import Level, Plan, Prediction, replicated_loads
+from relibra.planning.plan import Level, Prediction, replicated_loads
 
 _PLANNED_FROM = {
     Level.HISTORY: "planned from earlier steps, for a mean micro-batch of which ",
@@ -82,40 +80,3 @@ def sentence(prediction: Prediction, parts: list[str]) -> str:
         parts = [*parts, f"micro-batches that are known in advance would have {prediction.imbalance_known:.3f}"]
     said = f"imbalance {change} {after:.3f}, {gap} of this placement, and {floor}: {'; '.join(parts)}"
     return _PLANNED_FROM[prediction.level] + said
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanTotals:
-    """The placement of a plan, and its token copies summed over rows: small enough to keep for many steps.
-
-    Arrays are integers of any width.
-    """
-
-    home_rank_LE: NDArray[np.integer]
-    load_LE: NDArray[np.integer]
-    """Token copies of every expert."""
-    num_replicas_LE: NDArray[np.integer]
-    before_LR: NDArray[np.integer]
-    """Token copies of every rank under the identity placement without replicas."""
-    after_LR: NDArray[np.integer]
-    """Token copies of every rank under the plan."""
-
-    @classmethod
-    def of(cls, plan: Plan) -> "PlanTotals":
-        """Sum a plan over its rows."""
-        load_LE = plan.load_MLE.sum(axis=0)
-        num_replicas_LE = np.zeros(load_LE.shape, dtype=np.int64)
-        np.add.at(num_replicas_LE, tuple(plan.replica_index_Y4[:, 1:3].T), 1)
-        return cls(
-            home_rank_LE=plan.home_rank_LE,
-            load_LE=load_LE,
-            num_replicas_LE=num_replicas_LE,
-            before_LR=load_LE.reshape(len(load_LE), plan.cluster.num_ranks, -1).sum(axis=-1),
-            after_LR=plan.rank_loads_MLR.sum(axis=0),
-        )
-
-    def most_replicated(self, limit: int) -> list[tuple[int, int]]:
-        """Return the (layer, expert) pairs with the most replicas, at most `limit` of them, most replicas first."""
-        order = np.argsort(-self.num_replicas_LE.ravel().astype(np.int64), kind="stable")[:limit]
-        num_experts = self.num_replicas_LE.shape[1]
-        return [divmod(int(index), num_experts) for index in order if self.num_replicas_LE.flat[index]]

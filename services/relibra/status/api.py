@@ -7,24 +7,19 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from relibra.errors import Corrupt
 from relibra.planning import ExecutionReport, Phase
 from relibra.planning.execution import Execution
 from relibra.status.attempts import AttemptSteps
 from relibra.status.context import MAX_INDEX, V1_RESPONSES, App, Before, Job, Limit, Looker, Seen, Step
 from relibra.status.explain import Explanation, explain
-from relibra.status.figures import check_index
 from relibra.status.glance import JobGlance
-from relibra.status.history import ExpertPoint, RankPoint
 from relibra.status.savings import TokenTime
 from relibra.status.step_figures import HISTORY, history_point
 from relibra.status.step_view import StepView
 from relibra.status.views import view
-from relibra.store import PlanRecord, StepState
+from relibra.store import StepState
 
 api = APIRouter(prefix="/v1", responses=V1_RESPONSES)
-
-_NUM_HISTORY = 20
 
 
 @api.get("/jobs", tags=["jobs"], response_model=view(list[JobGlance]))
@@ -130,41 +125,6 @@ async def get_history(
 
 
 @api.get(
-    "/jobs/{job_id}/history/layers/{layer}/experts/{expert}", tags=["history"], response_model=view(list[ExpertPoint])
-)
-async def get_expert_history(
-    app: App, job: Job, request: Request, layer: int, expert: int, limit: Limit = _NUM_HISTORY, before: Before = None
-) -> Response:
-    """Home rank, load and replicas of one expert over the latest planned steps, oldest first."""
-    check_index("layer", layer, job.model.num_layers)
-    check_index("expert", expert, job.model.num_experts)
-    plans = await _plans(app, job, limit, before)
-    totals = await app.reader.totals(job, plans)
-    return await app.tagged.json(
-        request,
-        lambda: [ExpertPoint.of(plan.step, summed, layer, expert) for plan, summed in zip(plans, totals, strict=True)],
-    )
-
-
-@api.get("/jobs/{job_id}/history/ranks/{rank}", tags=["history"], response_model=view(list[RankPoint]))
-async def get_rank_history(
-    app: App, job: Job, request: Request, rank: int, limit: Limit = _NUM_HISTORY, before: Before = None
-) -> Response:
-    """Tokens of one rank over the latest planned steps, oldest first: without balancing, planned, realised."""
-    check_index("rank", rank, job.cluster.num_ranks)
-    plans = await _plans(app, job, limit, before)
-    totals = await app.reader.totals(job, plans)
-    executed = await app.reader.executions(job, [plan.step for plan in plans])
-    return await app.tagged.json(
-        request,
-        lambda: [
-            RankPoint.of(plan.step, summed, rank, [] if isinstance(executions, Corrupt) else executions)
-            for plan, summed, executions in zip(plans, totals, executed, strict=True)
-        ],
-    )
-
-
-@api.get(
     "/events",
     tags=["live"],
     response_class=StreamingResponse,
@@ -192,8 +152,3 @@ async def _resume(first: str, events: AsyncGenerator[str]) -> AsyncGenerator[str
         yield first
         async for event in events:
             yield event
-
-
-async def _plans(app: App, job: Job, limit: int, before: int | None) -> list[PlanRecord]:
-    steps = await app.store.list_steps(job, limit=limit, before=before)
-    return [step.plan for step in reversed(steps) if step.plan is not None]

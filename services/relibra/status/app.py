@@ -33,7 +33,7 @@ _TAGS = [
     {"name": "steps", "description": "The state of each step, and why it was planned as it was."},
     {"name": "plans", "description": "Published plans; they never change."},
     {"name": "execution", "description": "What the trainer ranks did."},
-    {"name": "history", "description": "Jobs, experts and ranks over many steps."},
+    {"name": "history", "description": "Jobs over many steps."},
     {"name": "live", "description": "Live updates as server-sent events."},
     {"name": "health", "description": "For orchestrators and Prometheus."},
 ]

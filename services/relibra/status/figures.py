@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from relibra.errors import NotFound
 from relibra.planning import Cluster, Plan
 from relibra.planning.load import home_loads
-from relibra.planning.summary import PlanTotals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +33,6 @@ class PlanFigures:
     def after_MLR(self) -> NDArray[np.int64]:
         """The tokens of every rank as planned."""
         return self.plan.rank_loads_MLR
-
-    @cached_property
-    def num_replicas_ML(self) -> NDArray[np.int64]:
-        """The number of replicas in every cell."""
-        num_replicas_ML = np.zeros((self.plan.num_rows, self.plan.model.num_layers), dtype=np.int64)
-        np.add.at(num_replicas_ML, tuple(self.plan.replica_index_Y4[:, :2].T), 1)
-        return num_replicas_ML
 
     @property
     def floor_ML(self) -> NDArray[np.float64]:
@@ -64,6 +56,25 @@ class PlanFigures:
             worst.append((int(row), int(layer), before, after, bound))
         return worst
 
+    def slowest_ranks(self) -> list[tuple[int, float, int, float]]:
+        """Return the slowest rank of each layer and its load over the mean rank, without balancing, then as planned."""
+        slowest = []
+        for before_R, after_R in zip(self.before_MLR.sum(axis=0), self.after_MLR.sum(axis=0), strict=True):
+            mean = float(after_R.mean()) or 1.0
+            before, after = int(before_R.argmax()), int(after_R.argmax())
+            slowest.append((before, float(before_R[before]) / mean, after, float(after_R[after]) / mean))
+        return slowest
+
+    def most_replicated(self, limit: int) -> list[tuple[int, int, int, int, int]]:
+        """Return (layer, expert, home rank, replicas, tokens) of the most replicated experts, over all rows."""
+        plan = self.plan
+        num_replicas_LE = np.zeros(plan.home_rank_LE.shape, dtype=np.int64)
+        np.add.at(num_replicas_LE, tuple(plan.replica_index_Y4[:, 1:3].T), 1)
+        columns = (plan.home_rank_LE, num_replicas_LE, plan.load_MLE.sum(axis=0))
+        places = np.argsort(-num_replicas_LE, axis=None, kind="stable")[:limit].tolist()
+        most = [divmod(place, plan.model.num_experts) for place in places if num_replicas_LE.flat[place]]
+        return [(layer, expert, *(int(of_LE[layer, expert]) for of_LE in columns)) for layer, expert in most]
+
     def quotas_of(self, row: int, layer: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return (expert, rank) `[Q, 2]` and tokens `[Q]` of the quotas of one cell.
 
@@ -75,16 +86,6 @@ class PlanFigures:
         quotas = self.plan.quotas
         is_here_Q = (quotas.index_Q4[:, :2] == (row, layer)).all(axis=1)
         return quotas.index_Q4[is_here_Q, 2:], quotas.tokens_Q[is_here_Q]
-
-
-def slowest_ranks(totals: PlanTotals) -> list[tuple[int, float, int, float]]:
-    """Return for each layer (slowest rank, its load over the mean rank) without balancing, then the same as planned."""
-    slowest = []
-    for before_R, after_R in zip(totals.before_LR, totals.after_LR, strict=True):
-        mean = float(after_R.mean()) or 1.0
-        before, after = int(before_R.argmax()), int(after_R.argmax())
-        slowest.append((before, float(before_R[before]) / mean, after, float(after_R[after]) / mean))
-    return slowest
 
 
 def node_loads(loads_xR: NDArray[np.integer], cluster: Cluster) -> NDArray[np.int64]:

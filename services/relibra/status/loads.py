@@ -1,4 +1,4 @@
-"""Loads as pages and JSON show them: plans, heat maps, cells, and differences between two placements.
+"""Loads as pages and JSON show them: heat maps, cells, and differences between two placements.
 
 M rows (EP groups x micro-batches), L MoE layers, E experts, R EP ranks, Q quotas, X moved experts.
 """
@@ -10,44 +10,6 @@ from numpy.typing import NDArray
 
 from relibra.planning import Cluster
 from relibra.status.figures import PlanFigures, check_index, node_loads
-from relibra.status.views import fields_of
-from relibra.store import PlanRecord
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cells:
-    """One number for each cell, as `[row][layer]`; row = ep_group * num_micro_batches + micro_batch."""
-
-    slowest_rank_tokens_ML: NDArray[np.int64]
-    mean_rank_tokens_ML: NDArray[np.float64]
-    lower_bound_tokens_ML: NDArray[np.float64]
-    """Lower bound of the slowest rank for any plan with this placement and these slots."""
-    num_replicas_ML: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanInFull(PlanRecord):
-    """A published plan with its arrays."""
-
-    num_micro_batches: int
-    home_rank_LE: NDArray[np.int32]
-    """`[layer][expert]`: the rank that owns the expert."""
-    cells: Cells
-
-    @classmethod
-    def of(cls, record: PlanRecord, figures: PlanFigures) -> "PlanInFull":
-        """Return a plan with the balance of its cells."""
-        return cls(
-            **fields_of(record),
-            num_micro_batches=figures.plan.schedule.num_micro_batches,
-            home_rank_LE=figures.plan.home_rank_LE,
-            cells=Cells(
-                slowest_rank_tokens_ML=figures.after_MLR.max(axis=-1),
-                mean_rank_tokens_ML=figures.after_MLR.mean(axis=-1).round(1),
-                lower_bound_tokens_ML=figures.plan.lower_bound_ML.round(1),
-                num_replicas_ML=figures.num_replicas_ML,
-            ),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

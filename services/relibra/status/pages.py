@@ -13,7 +13,6 @@ from relibra import charting
 from relibra.status.attempts import AttemptChoice
 from relibra.status.context import MAX_INDEX, App, Before, Layer, Looker, Row, Seen, Step
 from relibra.status.explain import explain
-from relibra.status.figures import slowest_ranks
 from relibra.status.health import JobState
 from relibra.status.loads import Cell
 from relibra.status.overview import Order, arrange, count_states, fold
@@ -86,12 +85,10 @@ async def show_step(app: App, seen: Seen, request: Request, step: Step) -> Respo
     shown["explanation"] = explanation
     if (plan := shown_step.plan) is not None:
         figures = await app.reader.figures(job, plan)
-        (totals,) = await app.reader.totals(job, [plan])
         shown |= {"num_rows": figures.plan.num_rows, "num_micro_batches": figures.plan.schedule.num_micro_batches}
         shown["worst"] = await app.reader.off_loop(figures.worst_cells, _NUM_NAMED)
-        shown["replicated"] = totals.most_replicated(_NUM_NAMED)
-        shown["totals"] = totals
-        shown["slowest"] = slowest_ranks(totals)
+        shown["replicated"] = await app.reader.off_loop(figures.most_replicated, _NUM_NAMED)
+        shown["slowest"] = await app.reader.off_loop(figures.slowest_ranks)
         shown["previous"] = await app.store.planned_before(job, step)
     return page(request, "step.html", **shown)
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 from relibra.errors import NotFound
 from relibra.planning.plan_file import plan_chunks
 from relibra.status.context import MAX_INDEX, V1_RESPONSES, App, Job, Layer, Row, Step
-from relibra.status.loads import Cell, Diff, HeatMap, PlanInFull
+from relibra.status.loads import Cell, Diff, HeatMap
 from relibra.status.views import view
 from relibra.store import PlanRecord
 from relibra.store.keys import MAX_STEP
@@ -16,17 +16,9 @@ from relibra.store.keys import MAX_STEP
 plan_api = APIRouter(prefix="/v1/jobs/{job_id}/steps/{step}", tags=["plans"], responses=V1_RESPONSES)
 
 
-@plan_api.get("/plan", response_model=view(PlanInFull))
+@plan_api.get("/plan", response_model=view(PlanRecord))
 async def get_plan(app: App, job: Job, request: Request, step: Step) -> Response:
-    """The plan of a step: home ranks, the balance of every cell, and the reason for the plan."""
-    record = await app.reader.find_plan(job, step)
-    figures = await app.reader.figures(job, record)
-    return await app.tagged.json(request, lambda: PlanInFull.of(record, figures), tag=_tag(record))
-
-
-@plan_api.get("/plan/summary", response_model=view(PlanRecord))
-async def get_plan_summary(app: App, job: Job, request: Request, step: Step) -> Response:
-    """The plan of a step without its arrays."""
+    """The plan of a step and the reason for it, without its arrays; its file has them."""
     record = await app.reader.find_plan(job, step)
     return await app.tagged.json(request, lambda: record, tag=_tag(record))
 

@@ -10,7 +10,6 @@ from typing import ParamSpec, TypeVar
 from relibra.errors import Corrupt, NotFound
 from relibra.planning import Plan
 from relibra.planning.execution import Execution
-from relibra.planning.summary import PlanTotals
 from relibra.status.attempts import AttemptChoice, AttemptSteps, choose_attempt, find_refused_launch
 from relibra.status.balance import GLANCE_STEPS, judge_balance
 from relibra.status.figures import PlanFigures
@@ -118,18 +117,6 @@ class Reader:
     async def figures(self, job: JobRecord, record: PlanRecord) -> PlanFigures:
         """Return a plan with its loads. Loads are computed on first access: access them off the event loop."""
         return await self._figures.get((job.job_id, record.id), lambda: self._decode(job, record))
-
-    async def totals(self, job: JobRecord, records: Sequence[PlanRecord]) -> list[PlanTotals]:
-        """Return the totals of each plan, summed over its rows."""
-        kept = await self.store.get_totals(job, [record.step for record in records])
-        return [
-            await self._sum_up(job, record) if totals is None else totals
-            for record, totals in zip(records, kept, strict=True)
-        ]
-
-    async def _sum_up(self, job: JobRecord, record: PlanRecord) -> PlanTotals:
-        # Not through the cache: a request for many steps would push out the plans that pages show.
-        return await self.off_loop(PlanTotals.of, await self.plan(job, record))
 
     async def find_executions(self, job: JobRecord, step: int) -> list[Execution]:
         """Return what the ranks did in a step, by phase.

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from relibra.errors import Corrupt
-from relibra.store.array_codec import PackedArray
-from relibra.store.documents import plan_of
 from relibra.store.keys import MAX_SUMMARIES, STEP_KEYS, AttemptKeys, JobKeys
 from relibra.store.plans import Plans
 from relibra.store.records import JobRecord
@@ -125,30 +123,20 @@ class Expiry(Plans, Steps, Reports):
         causes: Mapping[RetainedStep, ExpiryCause],
         now: float,
     ) -> list[StepSummary]:
-        keys = AttemptKeys.of_attempt(job)
-        loads = await self._answers(("hget", keys.step(old.step, "plan"), "total/load") for old in steps)
         numbers = [old.step for old in steps]
         records, executed = await self.get_steps(job, numbers), await self.get_executions(job, numbers)
         summaries = []
-        for old, load, record, phases in zip(steps, loads, records, executed, strict=True):
+        for old, record, phases in zip(steps, records, executed, strict=True):
             expired = Expired(at=now, cause=causes[old], age_s=old.age_s)
             try:
                 if isinstance(phases, Corrupt):
                     raise phases
                 if sum(phase.num_reports for phase in phases) != old.num_reports:
                     phases = await self.sum_reports(job, old.step)
-                num_tokens = _num_tokens(job, old.step, load)
             except Corrupt as error:
                 # A step that cannot be read must not stay for good. Its summary says what is missing.
                 logger.error("job %s: step %d expires unread: %s", job.job_id, old.step, error)
                 summaries.append(StepSummary.of(replace(record, failure=str(error)), [], expired=expired))
             else:
-                summaries.append(StepSummary.of(record, phases, num_tokens=num_tokens, expired=expired))
+                summaries.append(StepSummary.of(record, phases, expired=expired))
         return summaries
-
-
-def _num_tokens(job: JobRecord, step: int, load: bytes | None) -> int | None:
-    if load is None:
-        return None
-    copies = int(PackedArray.from_bytes(load, f"the loads of {plan_of(job.job_id, step)}").unpack().sum(dtype=int))
-    return copies // (job.model.num_layers * job.model.top_k)

@@ -8,14 +8,12 @@
 | `schedule` | `[3, S]`: micro-batch, source rank, EP group |
 | `load`, `replica_tokens` | what the plan expects: token copies `[M, L, E]`, and those of each replica `[Y]` |
 | `lower_bound` | `[M, L]` |
-| `total/load`, `total/replicas` | `[L, E]`, summed over rows, see `PlanTotals` |
-| `total/before`, `total/after` | `[L, R]`, summed over rows |
 
-M rows, L layers, E experts, R EP ranks, S sequences, Y replicas.
+M rows, L layers, E experts, S sequences, Y replicas.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,13 +22,11 @@ from numpy.typing import NDArray
 from relibra.planning import Cluster, Model, Plan, PlanParams, Schedule
 from relibra.planning.plan import Prediction
 from relibra.planning.step_plan import replica_index
-from relibra.planning.summary import PlanTotals
 from relibra.store.array_codec import PackedArray
 from relibra.store.seal import seal, unseal
 
 COMMON_FIELDS = ("home_rank", "replica_count", "replica_expert", "replica_rank")
 PLAN_FIELDS = ("meta", *COMMON_FIELDS, "schedule", "load", "replica_tokens", "lower_bound")
-TOTALS_FIELDS = ("home_rank", "total/load", "total/replicas", "total/before", "total/after")
 
 
 def encode_plan(plan: Plan) -> dict[str, bytes]:
@@ -38,7 +34,6 @@ def encode_plan(plan: Plan) -> dict[str, bytes]:
     schedule, index_Y4 = plan.schedule, plan.replica_index_Y4
     cell_Y = index_Y4[:, 0].astype(np.int64) * plan.model.num_layers + index_Y4[:, 1]
     shape_ML = (plan.num_rows, plan.model.num_layers)
-    totals = PlanTotals.of(plan)
     arrays: dict[str, NDArray[np.generic]] = {
         "home_rank": plan.home_rank_LE,
         "replica_count": np.bincount(cell_Y, minlength=plan.num_rows * plan.model.num_layers).reshape(shape_ML),
@@ -48,10 +43,6 @@ def encode_plan(plan: Plan) -> dict[str, bytes]:
         "load": plan.load_MLE,
         "replica_tokens": plan.replica_tokens_Y,
         "lower_bound": plan.lower_bound_ML,
-        "total/load": totals.load_LE,
-        "total/replicas": totals.num_replicas_LE,
-        "total/before": totals.before_LR,
-        "total/after": totals.after_LR,
     }
     return {"meta": seal(plan.meta)} | {name: PackedArray.of(array).to_bytes() for name, array in arrays.items()}
 
@@ -85,27 +76,4 @@ def decode_plan(fields: Mapping[str, bytes], what: str) -> Plan:
         prediction=Prediction(**meta["prediction"]),
         reason=meta["reason"],
         repacked=meta["repacked"],
-    )
-
-
-def decode_totals(values: Sequence[bytes | None], what: str) -> PlanTotals | None:
-    """Decode the fields of a plan's hash, in the order of `TOTALS_FIELDS`; return None if any is missing.
-
-    Raises:
-        Corrupt: a field is not the one that was stored; the text names the plan as `what`.
-    """
-    totals = [
-        PackedArray.from_bytes(value, f"field {name!r} of {what}").unpack()
-        for name, value in zip(TOTALS_FIELDS, values, strict=True)
-        if value is not None
-    ]
-    if len(totals) < len(TOTALS_FIELDS):
-        return None
-    home_rank_LE, load_LE, num_replicas_LE, before_LR, after_LR = totals
-    return PlanTotals(
-        home_rank_LE=home_rank_LE,
-        load_LE=load_LE,
-        num_replicas_LE=num_replicas_LE,
-        before_LR=before_LR,
-        after_LR=after_LR,
     )

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from relibra.errors import Conflict, Corrupt, LostLease, NotFound, StaleEpoch
 from relibra.planning import Plan, PlanId
 from relibra.planning.plan import Level
-from relibra.planning.summary import PlanTotals
 from relibra.store.array_codec import PackedArray
 from relibra.store.connection import Connected
 from relibra.store.documents import RECORD_FIELDS, decode_plan_record, plan_of
@@ -22,9 +21,7 @@ from relibra.store.keys import AttemptId, AttemptKeys
 from relibra.store.plan_codec import (
     COMMON_FIELDS,
     PLAN_FIELDS,
-    TOTALS_FIELDS,
     decode_plan,
-    decode_totals,
 )
 from relibra.store.records import EncodedPlan, Lease, PlanRecord
 
@@ -115,12 +112,6 @@ class Plans(Connected):
         fields = [*RECORD_FIELDS, *COMMON_FIELDS]
         values = await self._redis.hmget(AttemptKeys.of_attempt(attempt).step(step, "plan"), fields)
         return await asyncio.to_thread(_packed_plan, attempt.job_id, step, dict(zip(fields, values, strict=True)))
-
-    async def get_totals(self, attempt: AttemptId, steps: Sequence[int]) -> list[PlanTotals | None]:
-        """Return the totals of the plans of some steps in one round trip; None for a plan without totals."""
-        totals = await self._fields(attempt, steps, TOTALS_FIELDS)
-        names = [plan_of(attempt.job_id, step) for step in steps]
-        return await asyncio.to_thread(lambda: list(map(decode_totals, totals, names)))
 
     async def get_placement(self, attempt: AttemptId, step: int) -> NDArray[np.int32]:
         """Return the home ranks `[L, E]` of a planned step.

@@ -48,8 +48,6 @@ class Expired:
 class StepSummary(StepRecord):
     """A step with what its ranks did, in brief. Once the step has expired, `policies` are empty."""
 
-    num_tokens: int | None = None
-    """Tokens of an expired step; None without a plan, and where nobody counted them."""
     phases: tuple[PhaseSummary, ...]
     """What the ranks did, as far as they reported, in the order of execution."""
     expired: Expired | None = None
@@ -61,11 +59,10 @@ class StepSummary(StepRecord):
         record: StepRecord,
         executed: Sequence[PhaseSummary],
         *,
-        num_tokens: int | None = None,
         expired: Expired | None = None,
     ) -> "StepSummary":
         """Sum up a step and what its ranks did."""
-        return cls(**_values(record, StepRecord), phases=tuple(executed), num_tokens=num_tokens, expired=expired)
+        return cls(**_values(record, StepRecord), phases=tuple(executed), expired=expired)
 
 
 class Summaries(Connected):
