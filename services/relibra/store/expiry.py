@@ -19,7 +19,6 @@ from relibra.store.summaries import Expired, ExpiryCause, StepSummary, encode_su
 logger = logging.getLogger(__name__)
 
 _STEPS_PER_SCRIPT = 64
-_PLAN = STEP_KEYS.index("plan") + 1
 _REPORTS = STEP_KEYS.index("reports") + 1
 
 
@@ -29,7 +28,7 @@ class RetainedStep:
 
     step: int
     size_bytes: int
-    """What the data of the step takes in Redis, as `MEMORY USAGE` says; what `sizes` has if Redis refuses to say."""
+    """What its sequences, schedule, plan and reports take in Redis, by `field_bytes`."""
     age_s: float
     """How long ago a planner first measured the step, by the clock of Redis: within a minute of its first data."""
     is_open: bool
@@ -39,8 +38,6 @@ class RetainedStep:
     is_planned: bool
     num_reports: int
     """Ranks and phases that reported."""
-    is_estimated: bool = False
-    """Redis refused to say what the step takes."""
 
 
 class Expiry(Plans, Steps, Reports):
@@ -58,14 +55,14 @@ class Expiry(Plans, Steps, Reports):
         silent_s = 0.0
         for start in range(0, len(steps), _STEPS_PER_SCRIPT):
             some = steps[start : start + _STEPS_PER_SCRIPT]
-            silent_ms, is_estimated, *measured = await self._script(
+            silent_ms, *measured = await self._script(
                 "measure_steps",
                 [
                     keys.job.of("job"),
                     *map(keys.of, ("steps", "open", "pending", "plans", "begun", "sizes")),
-                    *(keys.step(step, name) for step in some for name in STEP_KEYS),
+                    *(keys.step(step, name) for step in some for name in ("plan", "reports")),
                 ],
-                [_PLAN, _REPORTS, *some],
+                some,
             )
             silent_s = silent_ms / 1000
             for step, (size_bytes, age_ms, is_open, is_pending, is_planned, num_reports) in zip(
@@ -80,7 +77,6 @@ class Expiry(Plans, Steps, Reports):
                         is_pending=bool(is_pending),
                         is_planned=bool(is_planned),
                         num_reports=num_reports,
-                        is_estimated=bool(is_estimated),
                     )
                 )
         return retained, silent_s

@@ -39,7 +39,7 @@ begins by going back to a step takes over the keys of all earlier steps (`rollba
 | `foreseen` | string | the newest step that was planned from history, or waits for that | 8 B |
 | `placement` | string | home ranks `[L, E]` that the ranks had when the attempt began by going back, packed | 4 KiB |
 | `begun` | sorted set | steps by the Unix time (Redis clock) at which a planner first saw data of them | 100 B a step |
-| `summaries` | sorted set | expired steps: `StepSummary` as a row, by step; at most `MAX_SUMMARIES` | 750 B a step |
+| `summaries` | sorted set | expired steps by step: a `StepSummary`, deflated; at most `MAX_SUMMARIES` | 750 B each |
 | `refusals` | hash | what was refused since a schedule was last accepted -> JSON: the newest refusal | 2 KiB |
 | `packing` | string | JSON of a `PackingNote`: how the newest packing ended | 700 B |
 
@@ -50,7 +50,7 @@ Keys of one step have the prefix `relibra:{job}:<epoch>:step:<step>:`. They stay
 | `counts` | hash | sequence id -> counts `[L, E]`, see `sequences` | with `reports`: `max_step_size_bytes` |
 | `policies` | hash | `<first>-<last>` policy version -> number of sequences | 30 B a pair |
 | `schedule` | hash | `level`; `document`, JSON: ids, `micro_batch`, `source_rank`, `ep_group` | 60 B a sequence |
-| `plan` | hash | fields of `plan_codec`; `epoch`, `version`, `digest`, `submitted_at`, `published_at` | 2 KiB a cell |
+| `plan` | hash | fields of `plan_codec`; `epoch`, `version`, `digest`, `bytes`, times | 2 KiB a cell |
 | `failure` | string | why the step cannot be planned | 1 KiB |
 | `reports` | hash | `<phase>/<ep group>/<ep rank>` -> JSON of an execution report | 500 B a rank and phase |
 | `executed` | hash | phase that all ranks have reported -> JSON: the sum of its reports | 1 KiB a phase at 64 ranks |

@@ -10,10 +10,8 @@ from relibra.planning.plan import Level
 from relibra.store.address import RedisClient
 from relibra.store.array_codec import PackedArray
 from relibra.store.connection_guard import ConnectionGuard
-from relibra.store.documents import (
-    encode_execution_report,
-    encode_execution_sum,
-)
+from relibra.store.documents import encode_execution_report
+from relibra.store.json_codec import to_json
 from relibra.store.keys import AttemptKeys
 from relibra.store.records import DEFAULT_LIMITS, JobRecord, StoreLimits
 from relibra.store.seal import seal
@@ -119,7 +117,7 @@ class Reports(StoredReports):
                     await self._script(
                         "put_execution",
                         [keys.job.of("job"), keys.of("steps"), keys.step(step, "executed")],
-                        [f"{job.epoch:016x}", step, phase, seal(encode_execution_sum(execution))],
+                        [f"{job.epoch:016x}", step, phase, seal(to_json(execution))],
                     )
         except Corrupt as error:
             # The rank whose report came last did nothing wrong, and its report is kept. Readers find the damaged one.

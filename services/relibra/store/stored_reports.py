@@ -15,7 +15,8 @@ from relibra.planning import ExecutionReport, Phase
 from relibra.planning.execution import Execution, ExecutionSums
 from relibra.store.array_codec import PackedArray
 from relibra.store.attempts import Attempts
-from relibra.store.documents import decode_execution_report, decode_execution_sum
+from relibra.store.documents import decode_execution_report
+from relibra.store.json_codec import from_json
 from relibra.store.keys import AttemptId, AttemptKeys
 from relibra.store.records import JobRecord
 from relibra.store.seal import unseal
@@ -222,7 +223,7 @@ def _sums(attempt: AttemptId, step: int, sums: dict[bytes, bytes]) -> list[Execu
     what = f"of step {step} of job {attempt.job_id!r}"
     try:
         executions = [
-            decode_execution_sum(unseal(sealed, f"the sum of phase {phase.decode()} {what}"))
+            from_json(Execution, unseal(sealed, f"the sum of phase {phase.decode()} {what}"))
             for phase, sealed in sums.items()
         ]
     except Corrupt as error:

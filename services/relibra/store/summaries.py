@@ -3,7 +3,7 @@
 Lists over all steps of an attempt use summaries of the steps whose full data is kept too, so that both look alike.
 """
 
-import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
@@ -11,7 +11,7 @@ from typing import Any
 
 from relibra.planning.execution import PhaseSummary
 from relibra.store.connection import Connected
-from relibra.store.json_codec import as_row, restore
+from relibra.store.json_codec import from_json, to_json
 from relibra.store.keys import AttemptId, AttemptKeys
 from relibra.store.records import StepRecord
 
@@ -120,8 +120,8 @@ class Summaries(Connected):
         return int(await self._redis.zcard(AttemptKeys.of_attempt(attempt).of("steps")))
 
 
-def encode_summary(summary: StepSummary) -> str:
-    """Encode a summary as a row, without what is too long or only of use while the full data is kept."""
+def encode_summary(summary: StepSummary) -> bytes:
+    """Encode a summary, without what is too long or only of use while the full data is kept."""
     plan, failure = summary.plan, summary.failure
     brief = replace(
         summary,
@@ -130,12 +130,12 @@ def encode_summary(summary: StepSummary) -> str:
         failure=None if failure is None else failure[:_MAX_FAILURE_LENGTH],
         phases=tuple(PhaseSummary(**_values(phase, PhaseSummary)) for phase in summary.phases),
     )
-    return json.dumps(as_row(brief), separators=(",", ":"))
+    return zlib.compress(to_json(brief))
 
 
 def decode_summary(document: bytes) -> StepSummary:
     """Decode the document that `encode_summary` wrote."""
-    return restore(StepSummary, json.loads(document))
+    return from_json(StepSummary, zlib.decompress(document))
 
 
 def _values(record: Any, kind: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import hmac
 import json
 import secrets
 import time
+from dataclasses import asdict
 from enum import StrEnum
 
 from relibra.errors import NotFound, Unauthenticated
@@ -52,13 +53,7 @@ class Tokens(Connected):
             created_at=now,
             expires_at=None if lifetime_s is None else now + lifetime_s,
         )
-        document = {
-            "sha256": hashlib.sha256(secret.encode()).hexdigest(),
-            "job_id": job_id,
-            "role": role,
-            "created_at": record.created_at,
-            "expires_at": record.expires_at,
-        }
+        document = asdict(record) | {"sha256": hashlib.sha256(secret.encode()).hexdigest()}
         await self._redis.hset(TOKENS, token_id, json.dumps(document))
         return record, f"{_PREFIX}_{token_id}_{secret}"
 
@@ -71,13 +66,12 @@ class Tokens(Connected):
         expected = json.loads(document)["sha256"]
         if not hmac.compare_digest(hashlib.sha256(secret.encode()).hexdigest(), expected):
             return None
-        record = _decode(token_id, document)
+        record = _decode(document)
         return None if record.expires_at is not None and record.expires_at < time.time() else record
 
     async def list_tokens(self) -> list[TokenRecord]:
         """Return all tokens, oldest first."""
-        tokens = (await self._redis.hgetall(TOKENS)).items()
-        return sorted((_decode(key.decode(), value) for key, value in tokens), key=lambda token: token.created_at)
+        return sorted(map(_decode, await self._redis.hvals(TOKENS)), key=lambda token: token.created_at)
 
     async def revoke_token(self, token_id: str) -> None:
         """Revoke a token.
@@ -109,12 +103,7 @@ class Identities:
         return record
 
 
-def _decode(token_id: str, document: bytes) -> TokenRecord:
+def _decode(document: bytes) -> TokenRecord:
     fields = json.loads(document)
-    return TokenRecord(
-        token_id=token_id,
-        job_id=fields["job_id"],
-        role=Role(fields["role"]),
-        created_at=fields["created_at"],
-        expires_at=fields["expires_at"],
-    )
+    del fields["sha256"]
+    return TokenRecord(**fields | {"role": Role(fields["role"])})

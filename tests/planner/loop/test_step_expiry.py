@@ -1,18 +1,17 @@
 import asyncio
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
 from redis import Redis
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop
-from harness.step_samples import COUNTS_SLE, IDS, SCHEDULE, publish, report_all
+from harness.step_samples import IDS, SCHEDULE, publish, report_all
 from relibra.planner.loop.step_expiry import StepExpiry
 from relibra.planner.metrics import Metrics
 from relibra.planner.settings import PlannerSettings
 from relibra.planning.launch import Launch
-from relibra.store import EmbeddedRedis, ExpiryCause, JobRecord, Store
+from relibra.store import ExpiryCause, JobRecord, Store
 from relibra.store.keys import RETAINED_ATTEMPTS, JobKeys
 from relibra.store.summaries import SUMMARY_SIZE_BYTES
 
@@ -135,29 +134,6 @@ def test_S6_a_job_whose_expiry_fails_holds_up_no_other_job(
     run(sweep())
     assert "job bad" in caplog.text
     assert "the document does not decode" in caplog.text
-
-
-def test_S7_steps_expire_where_redis_hides_its_memory(
-    run: Loop, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with EmbeddedRedis(tmp_path) as server, Redis.from_url(server.url) as admin:
-        admin.acl_setuser(
-            "relibra", enabled=True, passwords=["+open"], keys=["relibra:*"], commands=["+@all", "-memory"]
-        )
-        store = Store.open(f"unix://relibra:open@{server.socket_path}")
-        job = run(store.register_job("job", MODEL, CLUSTER, PARAMS))
-        for step in (1, 2, 3):
-            report_all(store, run, step)
-            publish(store, run, job, step)
-        measured, _ = run(store.measure_steps(job))
-        assert [each.size_bytes > COUNTS_SLE.nbytes / 8 for each in measured] == [True] * 3
-        limited = expiry(store, retained_steps=2)
-        run(limited.apply("job"))
-        run(limited.apply("job"))
-        assert kept(store, run, job) == [3, 2]
-        run(store.close())
-    (said,) = caplog.messages
-    assert "MEMORY USAGE" in said
 
 
 def test_a_job_that_is_gone_has_no_steps_to_expire(store: Store, run: Loop, job: JobRecord) -> None:

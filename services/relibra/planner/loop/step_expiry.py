@@ -25,7 +25,6 @@ class StepExpiry:
         self._metrics = metrics
         self._limits = settings
         self._too_large: set[str] = set()
-        self._has_told_of_estimates = False
         self._due: set[str] = set()
         self._passes: dict[str, asyncio.Task[None]] = {}
 
@@ -69,12 +68,6 @@ class StepExpiry:
         if not measured:
             return
         kept = [steps for steps, _ in measured]
-        if not self._has_told_of_estimates and any(step.is_estimated for steps in kept for step in steps):
-            self._has_told_of_estimates = True
-            logger.warning(
-                "Redis refuses MEMORY USAGE, so retained_bytes counts the sequences, schedules and reports of steps, "
-                "and not their plans; allow the planner's user the command MEMORY"
-            )
         summaries_bytes = await self._trim_summaries(attempts)
         expiries = steps_to_expire(kept, measured[0][1], self._limits, summaries_bytes)
         size_bytes = summaries_bytes + sum(step.size_bytes for steps in kept for step in steps)

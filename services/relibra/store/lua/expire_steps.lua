@@ -4,7 +4,7 @@
 --       10... the keys of every step, equally many for each
 -- ARGV  1 how many summaries the attempt keeps   2 position of the reports among the keys of a step
 --       3... for every step: step, whether it was open ('1' or '0'), whether it was pending, how many reports it had,
---       its summary (JSON)
+--       its summary
 -- Returns the steps whose data was removed. An attempt that was forgotten meanwhile has no steps, and gets no keys.
 
 local num_steps = (#ARGV - 2) / 5

@@ -31,9 +31,12 @@ end
 local version = redis.call('INCR', KEYS[3])
 redis.call('HSET', KEYS[4], 'epoch', epoch, 'version', version, 'digest', ARGV[4], 'published_at', ARGV[5],
   'submitted_at', redis.call('ZSCORE', KEYS[6], ARGV[3]) or '')
+local size = 0
 for index = 7, #ARGV, 2 do
   redis.call('HSET', KEYS[4], ARGV[index], ARGV[index + 1])
+  size = size + field_bytes(ARGV[index], #ARGV[index + 1])
 end
+redis.call('HSET', KEYS[4], 'bytes', size)
 redis.call('ZADD', KEYS[5], version, ARGV[3])
 redis.call('ZREM', KEYS[6], ARGV[3])
 -- Earlier steps without a schedule count as abandoned: they are no longer open.
