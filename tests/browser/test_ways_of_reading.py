@@ -1,13 +1,9 @@
-"""Pages on a phone, with the keyboard alone, in a spreadsheet, and with many jobs."""
+"""Pages on a phone, with the keyboard alone, and with many jobs."""
 
-import csv
-import io
 import re
-from datetime import datetime
 from pathlib import Path
 
 import pytest
-from PIL import Image
 from playwright.sync_api import Page, expect
 
 from harness.pages import PAGES, wait_for_charts
@@ -18,14 +14,6 @@ from relibra.store import Store
 pytestmark = pytest.mark.integration
 
 PHONE = {"width": 390, "height": 844}
-
-
-def saved(page: Page, button: str, path: Path) -> tuple[str, bytes]:
-    """Press a button that saves; return the name of the file and its content."""
-    with page.expect_download() as download:
-        page.get_by_role("button", name=button).click()
-    download.value.save_as(path)
-    return download.value.suggested_filename, path.read_bytes()
 
 
 @pytest.mark.long
@@ -91,70 +79,6 @@ def test_the_chosen_micro_batch_is_in_the_address(page: Page, job: WatchedJob) -
     wait_for_charts(page)
     page.get_by_label("Micro-batch").press("ArrowLeft")
     page.wait_for_url("**/jobs/job/steps/1?attempt=1")
-
-
-def test_a_table_is_saved_as_csv(page: Page, job: WatchedJob, tmp_path: Path) -> None:
-    page.goto("/jobs/job")
-    name, text = saved(page, "Save as CSV: Steps", tmp_path / "steps.csv")
-    assert name == "job-Steps.csv"
-    heading, *rows = csv.reader(io.StringIO(text.decode()))
-    assert heading[:5] == ["Step", "State", "Level", "Planned at, UTC", "Sequences"]
-    assert [row[0] for row in rows] == ["3", "2", "1"]
-    assert float(rows[-1][heading.index("Expected")]) >= 1
-    assert rows[0][heading.index("Expected")] == ""
-    assert datetime.fromisoformat(rows[-1][heading.index("Planned at, UTC")]).tzinfo is not None
-
-
-def test_S6_text_that_looks_like_a_formula_stays_text_in_a_spreadsheet(page: Page, job: WatchedJob) -> None:
-    page.goto("/jobs/job")
-    written = page.evaluate("csvOf([['=1+1', '@x', '-2+3', '+1|x', '-3', '+1.5 %', 'a,b', 4, null]])")
-    assert written == "'=1+1,'@x,'-2+3,'+1|x,-3,+1.5 %,\"a,b\",4,\r\n"
-
-
-def test_charts_are_saved_as_csv_over_what_they_show(
-    page: Page, job: WatchedJob, tmp_path: Path, errors: list[str]
-) -> None:
-    page.goto("/jobs/job")
-    wait_for_charts(page)
-    name, text = saved(page, "Save as CSV: imbalance over steps", tmp_path / "chart")
-    assert name == "job-imbalance.csv"
-    heading, *rows = csv.reader(io.StringIO(text.decode()))
-    assert heading == ["step", "without relibra", "with relibra", "expected", "bound"]
-    assert [row[0] for row in rows] == ["1", "2", "3"]
-    assert float(rows[0][1]) == job.plans[1].prediction.imbalance_before
-    assert rows[1][1:] == ["", "", "", ""]
-    page.get_by_label("Horizontal axis").select_option("time")
-    expect(page.locator(".imbalance .xtitle")).to_have_text("time (UTC)")
-    heading, *rows = csv.reader(io.StringIO(saved(page, "Save as CSV: imbalance over", tmp_path / "chart")[1].decode()))
-    assert heading[:2] == ["time (UTC)", "step"]
-    assert [row[1] for row in rows] == ["1"]
-    page.goto("/jobs/job/steps/1")
-    wait_for_charts(page)
-    heading, *rows = csv.reader(io.StringIO(saved(page, "Save as CSV: heat maps", tmp_path / "chart")[1].decode()))
-    assert heading == ["layer", "rank", "without relibra", "planned"]
-    loads_LR = job.plans[1].rank_loads_MLR.sum(axis=0)
-    planned = [float(row[3]) for row in rows]
-    assert planned == pytest.approx((loads_LR / loads_LR.mean(axis=1, keepdims=True)).ravel().tolist(), rel=1e-3)
-    assert errors == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_charts_are_saved_as_pictures_on_the_colour_of_the_page(
-    page: Page, job: WatchedJob, tmp_path: Path, errors: list[str], scheme
-) -> None:
-    page.emulate_media(color_scheme=scheme)
-    page.goto("/jobs/job")
-    wait_for_charts(page)
-    name, _ = saved(page, "Save as PNG: imbalance over", tmp_path / "picture.png")
-    assert name.endswith(".png")
-    with Image.open(tmp_path / "picture.png") as picture:
-        assert picture.width > 600
-        shades = sorted(picture.convert("L").getcolors())
-    _, background = shades[-1]
-    assert (background > 200) == (scheme == "light")
-    assert abs(shades[0][1] - background) > 20 or len(shades) > 20, "something is drawn on it"
-    assert errors == []
 
 
 def test_times_of_steps_are_in_the_table_and_on_the_axis_that_the_address_holds(

@@ -1,6 +1,8 @@
 // What each kind of chart shows: data of the service -> traces, a layout, and what a click on a point opens.
 "use strict";
 
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
 function line(name, x, y, shade, extra = {}) {
   const shape = { color: colour(shade), width: 2, ...extra };
   return { type: "scatter", mode: x.length > 40 ? "lines" : "lines+markers", name, x, y, line: shape, marker: { size: 5 } };

@@ -37,7 +37,7 @@ const drawn = new WeakMap();
 
 async function draw(figure) {
   const state = figure.querySelector(".state");
-  const turn = drawn.get(figure) ?? { source: null, data: null, shown: null };
+  const turn = drawn.get(figure) ?? { source: null, data: null };
   drawn.set(figure, turn);
   const sources = sourcesOf(figure);
   const source = turn.source = sources.join(" ");
@@ -77,12 +77,6 @@ async function paint(Plotly, figure, data) {
     if (address) location.assign(address);
   });
   makeWalkable(Plotly, plot, traces, layout, choose);
-  drawn.get(figure).shown = [traces, layout];
-  if (figure.nextElementSibling?.matches(".saves")) return;
-  figure.after(saveButtons(figure.getAttribute("aria-label"), {
-    csv: () => downloadCsv(rowsOfChart(...drawn.get(figure).shown), chart),
-    png: () => saveChartAsPng(Plotly, plot, chart),
-  }));
 }
 
 const figures = () => [...document.querySelectorAll("[data-chart]")];

@@ -49,7 +49,7 @@ async function replaceParts() {
     if (focused) part.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
   }
   tellHeard();
-  prepareTables();
+  tellScrollable();
   drawAll();
 }
 
@@ -118,7 +118,7 @@ function tellOfMove() {
 
 drawAll();
 tellAges();
-prepareTables();
+tellScrollable();
 tellOfMove();
 setInterval(tellAges, 10000);
 if (document.body.dataset.events) listen(document.body.dataset.events);

@@ -1,4 +1,4 @@
-// Lets the keyboard scroll tables that are wider than the page, and offers to save tables.
+// Lets the keyboard scroll tables that are wider than the page.
 "use strict";
 
 // Return the heading above a table.
@@ -20,20 +20,6 @@ function tellScrollable() {
       part.removeAttribute("aria-label");
     }
   }
-}
-
-function offerToSave() {
-  for (const part of document.querySelectorAll(".scroll")) {
-    if (part.nextElementSibling?.matches(".saves")) continue;
-    const table = () => part.querySelector("table");  // live updates may replace it
-    const name = nameOf(table());
-    part.after(saveButtons(name, { csv: () => downloadCsv(rowsOfTable(table()), name) }));
-  }
-}
-
-function prepareTables() {
-  tellScrollable();
-  offerToSave();
 }
 
 addEventListener("resize", tellScrollable);
