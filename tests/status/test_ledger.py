@@ -90,7 +90,6 @@ def test_steps_count_once_after_restarts_and_after_going_back(store: Store, run:
     reader = Reader(store, num_plans=2)
     run(trained.expire(1))
     before = saving(reader, run)
-    # The new attempt takes over steps 1 and 2, of which 1 has expired.
     trained.record = run(store.rollback("trained", trained.record.epoch, 3))
     assert saving(reader, run) == close_to(before)
     run(trained.restart(Launch(token="two")))

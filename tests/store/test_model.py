@@ -180,20 +180,19 @@ class StoreMachine(RuleBasedStateMachine):
         again = self.run(self.store.rollback("job", self.job.epoch, step))
         assert again.epoch > self.job.epoch
         assert self.run(self.store.rollback("job", self.job.epoch, step)) == again
-        self.job, self.floor, self.holder = again, min(self.floor, step), None
-        self.known = {each for each in self.known if each < step}
-        self.reported = {each: names for each, names in self.reported.items() if each < step}
-        self.scheduled = [each for each in self.scheduled if each < step]
-        self.plans = {each: plan for each, plan in self.plans.items() if each < step}
-        self.open = {each for each in self.open if each < step}
-        self.expired = {each: kept for each, kept in self.expired.items() if each < step}
+        self.job = again
+        self.forget_steps()
 
     @rule()
     def re_create(self) -> None:
         self.run(self.store.remove_job("job"))
         anew = self.run(self.store.register_job("job", MODEL, CLUSTER, PARAMS))
         assert anew.epoch > self.job.epoch
-        self.job, self.floor, self.version, self.holder = anew, 0, 0, None
+        self.job, self.version = anew, 0
+        self.forget_steps()
+
+    def forget_steps(self) -> None:
+        self.floor, self.holder = 0, None
         self.known, self.reported, self.scheduled, self.plans = set(), {}, [], {}
         self.open, self.expired, self.measured = set(), {}, []
 

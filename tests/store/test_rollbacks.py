@@ -17,15 +17,14 @@ from harness.step_samples import (
     expire,
     lease_of,
     publish,
-    published_plans,
     report_all,
 )
 from harness.step_samples import sequence as sequence_of
 from relibra.errors import Conflict, Corrupt, LostLease, RolledBack, StaleEpoch, UnknownJob
 from relibra.planning import ExecutionReport, Phase, PlanId
 from relibra.planning.launch import Launch
-from relibra.store import EncodedPlan, JobRecord, Refused, SequenceCounts, StepState, Store
-from relibra.store.keys import ATTEMPT_KEYS, HASHES_BY_STEP, SCHEMA, SETS_BY_STEP, SETS_OF_STEPS, STEP_KEYS, JobKeys
+from relibra.store import EncodedPlan, JobRecord, Refused, SequenceCounts, Store
+from relibra.store.keys import SCHEMA, JobKeys
 from relibra.store.rollbacks import way_back
 
 OTHER_LE = count(routed_experts(77, 9))
@@ -71,7 +70,8 @@ def test_L5_steps_from_there_on_are_taken_and_planned_again(store: Store, run: L
     assert (again.number, again.model, again.owner) == (2, job.model, job.owner)
     assert again.epoch > job.epoch
     assert run(store.get_job("job")) == again
-    assert [each.step for each in run(store.list_steps(again))] == [2, 1]
+    assert run(store.list_steps(again)) == []
+    assert run(store.next_step(again)) == 3
     for step in (3, 4):
         assert run(store.put_counts([sequence(again, step)])) == [None]
         assert run(store.get_counts(again, step, IDS[:1])).tolist() == [OTHER_LE.tolist()]
@@ -80,40 +80,10 @@ def test_L5_steps_from_there_on_are_taken_and_planned_again(store: Store, run: L
         assert run(store.get_plan_id(again, step)) == PlanId(epoch=again.epoch, version=5 + step - 2)
 
 
-def test_L5_earlier_steps_stay_as_they_were_whatever_they_had_reached(store: Store, run: Loop, job: JobRecord) -> None:
-    train(store, run, job, range(1, 3))
-    report_all(store, run, 3)
-    lease = lease_of(store, run, job, 3)
-    run(store.end_solve(lease, "no plan for people"))
-    report_all(store, run, 4)
-    report_all(store, run, 5)
-    run(store.put_schedule(job, 5, IDS, SCHEDULE))
-    report_all(store, run, 6)
-    steps = run(store.list_steps(job))
-    again = run(store.rollback("job", job.epoch, 6))
-    kept = run(store.list_steps(again))
-    assert kept == steps[1:]
-    assert [each.state for each in kept] == [
-        StepState.SOLVING,
-        StepState.COLLECTING,
-        StepState.FAILED,
-        StepState.PLANNED,
-        StepState.PLANNED,
-    ]
-    assert run(store.get_plan(again, 2)).digest == PLAN.digest
-    assert run(store.get_counts(again, 4, IDS)).tolist() == COUNTS_SLE.tolist()
-    assert run(store.num_reports(again, [1, 2, 3])) == [1, 1, 0]
-    assert [each.step for each in run(published_plans(store, again))] == [1, 2]
-    assert [each.step for each in run(store.pending_steps())] == [5]
-    taken = run(store.take_lease("job", LONG_S))
-    assert taken is not None
-    assert (taken.step, taken.epoch) == (5, again.epoch)
-
-
-def test_L5_the_steps_that_were_given_up_stay_with_their_attempt(store: Store, run: Loop, job: JobRecord) -> None:
+def test_L5_the_steps_of_before_stay_with_their_attempt(store: Store, run: Loop, job: JobRecord) -> None:
     train(store, run, job, range(1, 6))
     run(store.rollback("job", job.epoch, 3))
-    assert [each.step for each in run(store.list_steps(job))] == [5, 4, 3]
+    assert [each.step for each in run(store.list_steps(job))] == [5, 4, 3, 2, 1]
     assert run(store.get_plan(job, 5)).digest == PLAN.digest
     newest, oldest = run(store.list_attempts("job"))
     assert (newest.rolled_back_from, newest.rolled_back_to) == (job.epoch, 3)
@@ -143,22 +113,9 @@ def test_S4_nothing_of_before_comes_back(store: Store, run: Loop, job: JobRecord
         ran(store, run, job, 3, None)
     run(store.note_refusal(job, Refused.SCHEDULE, 4, Conflict("late")))
     expire(store, run, job, range(1, 9))
-    assert [each.step for each in run(store.list_steps(again))] == [2, 1]
+    assert run(store.list_steps(again)) == []
     assert run(store.get_refusals(again)) == []
     assert run(store.pending_steps()) == []
-
-
-def test_S4_a_solve_of_an_earlier_step_starts_anew_at_once(store: Store, run: Loop, job: JobRecord) -> None:
-    report_all(store, run, 1)
-    late = lease_of(store, run, job, 1)
-    again = run(store.rollback("job", job.epoch, 2))
-    lease = run(store.take_lease("job", LONG_S))
-    assert lease is not None
-    assert (lease.step, lease.epoch) == (1, again.epoch)
-    assert lease.token > late.token
-    with pytest.raises(StaleEpoch):
-        run(store.publish_plan(late, OTHER_PLAN))
-    assert run(store.publish_plan(lease, PLAN)) == PlanId(epoch=again.epoch, version=1)
 
 
 def test_L5_all_processes_of_a_launch_may_say_it_and_it_is_done_once(store: Store, run: Loop, job: JobRecord) -> None:
@@ -166,7 +123,7 @@ def test_L5_all_processes_of_a_launch_may_say_it_and_it_is_done_once(store: Stor
     again = run(store.rollback("job", job.epoch, 2))
     report_all(store, run, 2)
     assert run(store.rollback("job", job.epoch, 2)) == again
-    assert [each.step for each in run(store.list_steps(again))] == [2, 1]
+    assert [each.step for each in run(store.list_steps(again))] == [2]
     with pytest.raises(RolledBack, match="went back to step 2"):
         run(store.rollback("job", job.epoch, 1))
     third = run(store.rollback("job", again.epoch, 1))
@@ -221,18 +178,12 @@ def test_S4_rollbacks_count_on_when_the_clock_of_redis_is_behind(store: Store, r
     assert run(store.rollback("job", job.epoch, 3)).epoch == ahead + 1
 
 
-@pytest.mark.parametrize("step", [1, 3, 4, 9])
-def test_L5_expired_steps_are_taken_again_from_there_on(store: Store, run: Loop, job: JobRecord, step: int) -> None:
+def test_L5_expired_steps_are_taken_again(store: Store, run: Loop, job: JobRecord) -> None:
     train(store, run, job, range(1, 6))
     expire(store, run, job, [1, 2, 3])
-    again = run(store.rollback("job", job.epoch, step))
-    assert [each.step for each in run(store.list_summaries(again))] == list(range(min(step, 4) - 1, 0, -1))
-    report_all(store, run, step)
-    assert publish(store, run, again, step) == 6
-    for earlier in range(1, min(step, 4)):
-        (expired,) = run(store.put_counts([sequence(again, earlier)]))
-        assert isinstance(expired, Conflict)
-        assert "has expired" in str(expired)
+    again = run(store.rollback("job", job.epoch, 2))
+    report_all(store, run, 2)
+    assert publish(store, run, again, 2) == 6
 
 
 def test_the_first_plan_starts_from_the_placement_that_the_ranks_have(store: Store, run: Loop, job: JobRecord) -> None:
@@ -268,24 +219,6 @@ def test_the_first_plan_starts_from_the_placement_that_the_ranks_have(store: Sto
     assert placement(fifth, 1) == home(2), "without any report the newest plan counts"
 
 
-@pytest.mark.parametrize(("back_to", "num_left"), [(0, 3000), (1500, 1500), (2999, 1)])
-def test_S6_going_back_moves_the_smaller_side_of_many_summaries(
-    store: Store, run: Loop, job: JobRecord, redis_url: str, back_to: int, num_left: int
-) -> None:
-    summaries = JobKeys("job").attempt(job.epoch).of("summaries")
-    with Redis.from_url(redis_url) as client:
-        client.zadd(summaries, {f'{{"step":{step}}}': step for step in range(3000)})
-        client.config_resetstat()
-        again = run(store.rollback("job", job.epoch, back_to))
-        num_moves = client.info("commandstats").get("cmdstat_zadd", {"calls": 0})["calls"]
-        assert num_moves <= min(num_left, 3000 - num_left) + 10
-        assert client.zcard(summaries) == num_left
-        kept = JobKeys("job").attempt(again.epoch).of("summaries")
-        assert client.zrange(kept, -1, -1, withscores=True) == (
-            [(f'{{"step":{back_to - 1}}}'.encode(), back_to - 1)] if back_to else []
-        )
-
-
 @pytest.mark.parametrize(("name", "field"), [("plan", "home_rank"), ("reports", "update/0/0")])
 def test_S9_a_job_gets_away_from_what_was_damaged_by_going_back(
     store: Store, run: Loop, job: JobRecord, redis_url: str, name: str, field: str
@@ -315,12 +248,6 @@ def test_S7_going_back_again_and_again_leaves_nothing_behind(
         assert len(client.keys("relibra:{job}:*:step:*:plan")) <= 4 * 4
         run(store.remove_job("job"))
         assert set(client.keys("*")) - {SCHEMA.encode()} == {b"relibra:{job}:epoch", b"relibra:{job}:fence"}
-
-
-def test_every_key_of_an_attempt_is_moved_or_left_behind_on_purpose() -> None:
-    moved = {*SETS_BY_STEP, *SETS_OF_STEPS, *HASHES_BY_STEP, "version", "floor"}
-    assert set(ATTEMPT_KEYS) - moved == {"foreseen", "placement", "refusals", "packing"}
-    assert len(set(STEP_KEYS)) == len(STEP_KEYS)
 
 
 def test_refusals_of_repeated_steps_name_the_way_out(store: Store, run: Loop, job: JobRecord) -> None:

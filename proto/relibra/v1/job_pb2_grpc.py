@@ -71,8 +71,8 @@ class JobServiceServicer(object):
 
     def Rollback(self, request, context):
         """A trainer that loads an older checkpoint and goes on from there, in the same processes, calls it before anything of the
-        repeated steps is reported. A new attempt of the same launch begins and takes over all steps before `step`; `step` and
-        later steps are reported, scheduled and planned anew. Calls that name the attempt before are refused (RolledBack).
+        repeated steps is reported. Another attempt of the same launch begins, in which `step` and later steps are reported,
+        scheduled and planned anew. Calls that name the attempt before are refused (RolledBack).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

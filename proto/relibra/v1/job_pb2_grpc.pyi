@@ -38,8 +38,8 @@ class JobServiceStub:
         relibra.v1.job_pb2.RollbackResponse,
     ]
     """A trainer that loads an older checkpoint and goes on from there, in the same processes, calls it before anything of the
-    repeated steps is reported. A new attempt of the same launch begins and takes over all steps before `step`; `step` and
-    later steps are reported, scheduled and planned anew. Calls that name the attempt before are refused (RolledBack).
+    repeated steps is reported. Another attempt of the same launch begins, in which `step` and later steps are reported,
+    scheduled and planned anew. Calls that name the attempt before are refused (RolledBack).
     """
 
 class JobServiceAsyncStub:
@@ -62,8 +62,8 @@ class JobServiceAsyncStub:
         relibra.v1.job_pb2.RollbackResponse,
     ]
     """A trainer that loads an older checkpoint and goes on from there, in the same processes, calls it before anything of the
-    repeated steps is reported. A new attempt of the same launch begins and takes over all steps before `step`; `step` and
-    later steps are reported, scheduled and planned anew. Calls that name the attempt before are refused (RolledBack).
+    repeated steps is reported. Another attempt of the same launch begins, in which `step` and later steps are reported,
+    scheduled and planned anew. Calls that name the attempt before are refused (RolledBack).
     """
 
 class JobServiceServicer(metaclass=abc.ABCMeta):
@@ -92,8 +92,8 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[relibra.v1.job_pb2.RollbackResponse, collections.abc.Awaitable[relibra.v1.job_pb2.RollbackResponse]]:
         """A trainer that loads an older checkpoint and goes on from there, in the same processes, calls it before anything of the
-        repeated steps is reported. A new attempt of the same launch begins and takes over all steps before `step`; `step` and
-        later steps are reported, scheduled and planned anew. Calls that name the attempt before are refused (RolledBack).
+        repeated steps is reported. Another attempt of the same launch begins, in which `step` and later steps are reported,
+        scheduled and planned anew. Calls that name the attempt before are refused (RolledBack).
         """
 
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -114,7 +114,7 @@ def rollback(
 ) -> None:
     """Let a job go back to a step whose first content stands: that step and all later ones are planned anew.
 
-    A training that loads an older checkpoint calls PlannerClient.rollback instead. Earlier steps stay as they are.
+    A training that loads an older checkpoint calls PlannerClient.rollback instead. Steps of before stay as they are.
     """
 
     async def go_back() -> "JobRecord":
@@ -136,4 +136,4 @@ def rollback(
     if as_json:
         print_json({"job_id": job_id, "step": step, "attempt": job.number, "epoch": f"{job.epoch:016x}"})
         return
-    typer.echo(f"job {job_id} went back to step {step}: attempt {job.number} takes over all earlier steps")
+    typer.echo(f"job {job_id} went back to step {step}, in attempt {job.number}")

@@ -94,7 +94,7 @@ class Ledger:
         key = (job.job_id, job.epoch)
         known = self._expired.get(key, _Expired())
         if await self._store.count_summaries(job, known.last_step) != known.num_steps:
-            known = _Expired()  # earlier steps expired late, or went to another attempt
+            known = _Expired()  # earlier steps expired late
         while summaries := await self._store.summaries_after(job, known.last_step, limit=_BATCH):
             known = _Expired(
                 saving=known.saving + add_up(compute_saving(summary, time) for summary in summaries),

@@ -23,8 +23,7 @@ Keys of one job have the prefix `relibra:{job}:`. They stay until the job is rem
 | `ahead_note` | hash | of `ahead`: `epoch` of its attempt, `size` in bytes, `number` of the newest | 60 B |
 
 Keys of one attempt have the prefix `relibra:{job}:<epoch, 16 hex digits>:`. Once a newer attempt began, only the expiry
-of steps writes to them. They stay until the job is removed or `KNOWN_ATTEMPTS` newer attempts began. An attempt that
-begins by going back to a step takes over the keys of all earlier steps (`rollback`):
+of steps writes to them. They stay until the job is removed or `KNOWN_ATTEMPTS` newer attempts began:
 
 | key | type | content | size |
 |---|---|---|---|
@@ -84,18 +83,17 @@ MAX_STEP = 1 << 53
 """Redis keeps scores as doubles, which count exactly up to here."""
 MAX_SUMMARIES = 100_000
 """How many steps of an attempt keep a summary after their full data has expired; the newest stay."""
-SETS_BY_STEP = ("steps", "open", "summaries")
-"""The sorted sets of an attempt whose scores are steps."""
-SETS_OF_STEPS = ("pending", "plans", "begun")
-"""The other sorted sets of an attempt whose members are steps."""
-HASHES_BY_STEP = ("sizes", "crashes")
-"""The hashes of an attempt whose fields are steps."""
 AHEAD_KEYS = ("ahead", "ahead_order", "ahead_note")
 """The keys of a job with the sequences of no step yet."""
 ATTEMPT_KEYS = (
-    *SETS_BY_STEP,
-    *SETS_OF_STEPS,
-    *HASHES_BY_STEP,
+    "steps",
+    "open",
+    "summaries",
+    "pending",
+    "plans",
+    "begun",
+    "sizes",
+    "crashes",
     "version",
     "floor",
     "foreseen",

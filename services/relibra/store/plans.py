@@ -134,12 +134,10 @@ class Plans(Connected):
         where they are, whatever the planner believes: a wrong belief costs more moves in one step, but no plan at all
         would cost every later step its plan.
         """
-        keys, own_epoch = AttemptKeys.of_attempt(attempt), f"{attempt.epoch:016x}".encode()
+        keys = AttemptKeys.of_attempt(attempt)
         planned = map(int, await self._redis.zrange(keys.of("plans"), 0, -1))
         for earlier in sorted((number for number in planned if number < step), reverse=True):
-            epoch, data = await self._redis.hmget(keys.step(earlier, "plan"), "epoch", "home_rank")
-            if epoch not in (None, own_epoch):
-                break
+            data = await self._redis.hget(keys.step(earlier, "plan"), "home_rank")
             home_LE = _sound_placement(data, plan_of(attempt.job_id, earlier))
             if home_LE is not None:
                 return home_LE

@@ -45,7 +45,7 @@ class Attempt(JobRecord):
     rolled_back_from: int | None = None
     """The epoch of the attempt before, if the same launch went on with an earlier step; None for a launch's first."""
     rolled_back_to: int | None = None
-    """The step it went back to: this attempt has taken over all earlier steps of the attempt before."""
+    """The step it went back to; earlier ones stay with the attempt before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

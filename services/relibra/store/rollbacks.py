@@ -6,15 +6,13 @@ import time
 from relibra.errors import Corrupt
 from relibra.store.documents import plan_of
 from relibra.store.jobs import Jobs
-from relibra.store.keys import HASHES_BY_STEP, SETS_BY_STEP, SETS_OF_STEPS, STEP_KEYS, AttemptKeys, JobKeys
+from relibra.store.keys import AttemptKeys, JobKeys
 from relibra.store.plans import Plans
 from relibra.store.records import JobRecord
 from relibra.store.reports import Reports
 from relibra.store.seal import unseal
 
 logger = logging.getLogger(__name__)
-
-_MOVED = ("version", "floor", *SETS_BY_STEP, *SETS_OF_STEPS, *HASHES_BY_STEP)
 
 
 class Rollbacks(Jobs, Plans, Reports):
@@ -23,14 +21,14 @@ class Rollbacks(Jobs, Plans, Reports):
     async def rollback(self, job_id: str, epoch: int, step: int) -> JobRecord:
         """Let an attempt go back: `step` and all later steps may be reported, scheduled and planned anew.
 
-        A new attempt of the same launch begins, and takes over all steps before `step`. The other steps stay with the
-        attempt that went back, to which nothing is written any more. Versions of plans go on rising. The same call
-        again changes nothing, so all processes of a launch may make it.
+        Another attempt of the same launch begins, without any steps. Those before stay with the attempt that went back,
+        to which nothing is written any more. Versions of plans go on rising. The same call again changes nothing, so
+        all processes of a launch may make it.
 
         Args:
             job_id: the job.
             epoch: the attempt that goes back.
-            step: the first step that is sampled again. It may be a step that has expired, or one that has no data yet.
+            step: the first step that is sampled again.
 
         Returns:
             The job in its new attempt.
@@ -43,22 +41,17 @@ class Rollbacks(Jobs, Plans, Reports):
         keys, before = JobKeys(job_id), JobKeys(job_id).attempt(epoch)
         word = b"changed"
         while word == b"changed":
-            new_epoch = int(await self._script("next_epoch", [keys.of("epoch")], []))
+            # Counted, or by the clock of Redis if that is ahead: an epoch that a failover lost does not come back.
+            seconds, microseconds = await self._redis.time()
+            last_epoch = int(await self._redis.get(keys.of("epoch")) or 0)
+            new_epoch = max(last_epoch + 1, seconds * 1_000_000 + microseconds)
             after = keys.attempt(new_epoch)
-            kept = [int(number) for number in await self._redis.zrangebyscore(before.of("steps"), "-inf", f"({step}")]
             word = await self._script(
                 "rollback",
                 [
                     *map(keys.of, ("job", "epoch", "attempts", "lease")),
-                    *map(before.of, _MOVED),
-                    *map(after.of, _MOVED),
-                    after.of("placement"),
-                    *(
-                        attempt.step(number, name)
-                        for number in kept
-                        for name in STEP_KEYS
-                        for attempt in (before, after)
-                    ),
+                    before.of("version"),
+                    *map(after.of, ("version", "placement")),
                 ],
                 [
                     f"{epoch:016x}",
@@ -67,8 +60,6 @@ class Rollbacks(Jobs, Plans, Reports):
                     step,
                     time.time(),
                     await self._present_placement(before),
-                    *map(len, (SETS_BY_STEP, SETS_OF_STEPS, HASHES_BY_STEP)),
-                    *kept,
                 ],
             )
         if word == b"begun":
@@ -87,17 +78,16 @@ class Rollbacks(Jobs, Plans, Reports):
         newest plan, and without a plan the one with which the attempt began.
         """
         planned = [int(step) for step in await self._redis.zrange(keys.of("plans"), 0, -1)]
-        plans = dict(zip(planned, await self._fields(keys, planned, ("epoch", "home_rank")), strict=True))
-        # An attempt that took over plans of an earlier one began with a placement of its own.
-        own = [step for step in planned if plans[step][0] == f"{keys.epoch:016x}".encode()]
+        homes = [home for (home,) in await self._fields(keys, planned, ("home_rank",))]
+        placements = dict(zip(planned, homes, strict=True))
         has_reports = False
-        for step in sorted(own, reverse=True):
+        for step in sorted(planned, reverse=True):
             is_applied = await self.is_applied(keys, step)
             if is_applied:
-                return _check(plans[step][1], plan_of(keys.job_id, step))
+                return _check(placements[step], plan_of(keys.job_id, step))
             has_reports = has_reports or is_applied is not None
-        if own and not has_reports:
-            return _check(plans[own[-1]][1], plan_of(keys.job_id, own[-1]))
+        if planned and not has_reports:
+            return _check(placements[planned[-1]], plan_of(keys.job_id, planned[-1]))
         return await self._redis.get(keys.of("placement")) or b""
 
 

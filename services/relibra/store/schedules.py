@@ -103,7 +103,9 @@ class Schedules(Attempts):
             # A step that is only planned from history has not begun.
             if has_begun or (level is not None and Level(level.decode()) > Level.HISTORY):
                 return step + 1
-        return int(await self._redis.get(keys.of("floor")) or 0)
+        floor = int(await self._redis.get(keys.of("floor")) or 0)
+        back_to = [each.rolled_back_to or 0 for each in await self.list_attempts(attempt.job_id)]
+        return max(floor, *back_to[:1])
 
     @raises_unavailable
     async def get_schedule(self, attempt: AttemptId, step: int) -> tuple[list[str], Schedule | None, Level]:

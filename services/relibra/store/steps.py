@@ -20,7 +20,7 @@ class Steps(Connected):
         highest = "+inf" if before is None else f"({before}"
         key = AttemptKeys.of_attempt(attempt).of("steps")
         steps = await self._redis.zrevrangebyscore(key, highest, "-inf", start=0, num=limit)
-        # A step that expired, or went to another attempt, since its number was read has no data left to be listed.
+        # A step that expired since its number was read has no data left to be listed.
         return [record for record, is_kept in await self._states(attempt, map(int, steps)) if is_kept]
 
     async def step_numbers(self, attempt: AttemptId) -> list[int]:

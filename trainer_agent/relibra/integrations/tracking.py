@@ -42,7 +42,7 @@ class Mark:
         """Return the mark in the current attempt, which may be a later one than that of the mark."""
         if attempt["number"] == self.attempt:
             return self
-        # An attempt that went back has taken over all earlier steps, which are logged.
+        # The steps before that of an attempt that went back are logged.
         back_to = attempt["rolled_back_to"]
         return Mark(attempt["number"], -1 if back_to is None else back_to - 1)
 

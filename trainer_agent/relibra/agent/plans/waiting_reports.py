@@ -60,5 +60,5 @@ class WaitingReports:
 
     def go_back(self, step: int) -> None:
         """Drop the reports of `step` and later steps, and let the others belong to the attempt that begins."""
-        # The attempt that begins takes over all steps before `step`.
+        # The attempt in which they were made is over, so the planner takes nothing for it any more.
         self._queue = deque(waiting._replace(epoch=0) for waiting in self._queue if waiting.report.step < step)
