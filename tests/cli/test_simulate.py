@@ -94,10 +94,6 @@ def test_the_dispatcher_of_the_job_decides_what_dispatch_takes(trace):
     assert "Assumed: dispatch by alltoall in bf16, 2 micro-batches" in " ".join(
         _run(trace, *_SMALL, "--policies", "plain").split()
     )
-    smaller = json.loads(
-        _run(trace, *_SMALL, "--nodes", 2, "--policies", "plain", "--dispatch-dtype", "fp8", "--json")
-    )["policies"][0]["step"]["dispatch_s"]
-    assert 0.8 * dispatch_s[0] < smaller < 0.9 * dispatch_s[0]
 
 
 def test_measured_times_replace_computed_ones(trace, tmp_path):

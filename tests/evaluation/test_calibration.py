@@ -8,7 +8,7 @@ from relibra.errors import InvalidInput
 from relibra.evaluation.calibration import Measurement, calibrate, read_cost, read_measurements
 from relibra.evaluation.model_presets import MODELS
 from relibra.planning import Cluster, PlanParams, StepLoad
-from relibra.planning.machines.dispatcher import DispatchDtype, Dispatcher
+from relibra.planning.machines.dispatcher import Dispatcher
 from relibra.planning.traffic import Traffic
 
 _MEASURED = Measurement(
@@ -46,11 +46,6 @@ def test_copies_that_travel_together_are_counted_once_by_the_planner_and_not_by_
     added = np.prod(1 - 0.25 / drawn) * (1 / (drawn - 0.25)).sum() / 8
     assert prices[1] == pytest.approx(added * prices[0], rel=1e-2)
     assert prices[1] < prices[0] / 4
-
-
-def test_a_token_in_fp8_is_smaller_forward_and_not_backward():
-    cost = calibrate(_MEASURED, {}, Dispatcher.DEEPEP, DispatchDtype.FP8)
-    assert cost.token_size_bytes == pytest.approx(2048 * (2 * (1 + 4 / 128 + 2) + 4) / 3)
 
 
 def test_one_point_is_not_enough():

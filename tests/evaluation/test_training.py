@@ -8,7 +8,7 @@ from relibra.evaluation.dispatch_time import share_of_tokens
 from relibra.evaluation.model_presets import MODELS
 from relibra.evaluation.training import Training
 from relibra.planning import Cluster, CostModel, PlanParams
-from relibra.planning.machines.dispatcher import DispatchDtype, Dispatcher
+from relibra.planning.machines.dispatcher import Dispatcher
 from relibra.planning.machines.hardware import HARDWARE
 
 _CLUSTER = Cluster(num_nodes=2, gpus_per_node=8, redundant_slots=2)
@@ -33,18 +33,9 @@ def test_planning_counts_what_one_more_copy_adds_as_the_simulation_does():
     assert params.cost.token_size_bytes == pytest.approx(training.token_size_bytes * added / 8, rel=1e-4)
 
 
-def test_a_token_has_the_size_of_the_numbers_it_travels_in():
-    bf16, fp8 = (replace(_of(), dispatch_dtype=each) for each in DispatchDtype)
-    assert bf16.token_size_bytes == _of().token_size_bytes == 4 * 7168
-    forward, backward = 1 + 4 / 128 + 2, 4  # dispatch with its scales and combine; gradients are bf16
-    assert fp8.token_size_bytes == pytest.approx(7168 * (2 * forward + backward) / 3)
-    assert fp8.planning_cost.token_size_bytes == fp8.token_size_bytes
-
-
-def test_numbers_that_the_user_names_come_before_those_of_a_measured_file():
-    measured = replace(HARDWARE["h100"], measured=CostModel(token_size_bytes=500.0))
-    assert _of(hardware=measured).token_size_bytes == 500
-    assert replace(_of(hardware=measured), dispatch_dtype=DispatchDtype.BF16).token_size_bytes == 4 * 7168
+def test_the_size_of_a_token_is_that_of_a_measured_file_or_of_bf16():
+    assert _of().token_size_bytes == 4 * 7168
+    assert _of(hardware=replace(HARDWARE["h100"], measured=CostModel(token_size_bytes=500.0))).token_size_bytes == 500
 
 
 @pytest.mark.parametrize("dispatcher", Dispatcher)

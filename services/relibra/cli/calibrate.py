@@ -17,7 +17,7 @@ from relibra.errors import InvalidInput
 from relibra.evaluation import calibration
 from relibra.evaluation.calibration import Measurement, read_measurements
 from relibra.planning.cost import CostModel
-from relibra.planning.machines.dispatcher import DispatchDtype, Dispatcher
+from relibra.planning.machines.dispatcher import Dispatcher
 
 _ROWS: dict[str, Callable[[CostModel, int], str]] = {
     "an expert with one token": lambda cost, _: f"{cost.compute_us(1):.1f} us",
@@ -51,9 +51,6 @@ def calibrate(
     dispatcher: Annotated[
         Dispatcher, typer.Option(help="What sends tokens to experts: NCCL's all-to-all, DeepEP or HybridEP.")
     ] = Dispatcher.ALLTOALL,
-    dispatch_dtype: Annotated[
-        DispatchDtype, typer.Option(help="Numbers in which tokens travel to experts. Megatron sends bf16.")
-    ] = DispatchDtype.BF16,
     as_json: AsJson = False,
 ) -> None:
     """Turn GPU measurements into a cost model."""
@@ -66,7 +63,7 @@ def calibrate(
         "host_us": host_us,
     }
     known = {field: value for field, value in options.items() if value is not None}
-    cost = calibration.calibrate(chosen, known, dispatcher, dispatch_dtype)
+    cost = calibration.calibrate(chosen, known, dispatcher)
     with writing("--output"):
         write_atomically(output, (json.dumps(cost.to_dict(), indent=2) + "\n").encode())
     if as_json:

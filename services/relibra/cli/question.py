@@ -13,7 +13,7 @@ from relibra.evaluation.calibration import read_cost
 from relibra.evaluation.model_presets import MODELS, model_shape
 from relibra.evaluation.question import Question
 from relibra.planning import Cluster
-from relibra.planning.machines.dispatcher import DispatchDtype, Dispatcher
+from relibra.planning.machines.dispatcher import Dispatcher
 from relibra.planning.machines.hardware import HARDWARE, hardware_of
 from relibra.planning.plan import Level
 from relibra.routing import read_trace
@@ -41,13 +41,6 @@ def ask(
     dispatcher: Annotated[
         Dispatcher, typer.Option(help="What sends tokens to experts: NCCL's all-to-all, DeepEP or HybridEP.")
     ] = Dispatcher.ALLTOALL,
-    dispatch_dtype: Annotated[
-        DispatchDtype | None,
-        typer.Option(
-            help="Numbers in which tokens travel to experts. By default as --cost says, or else bf16: Megatron's.",
-            show_default=False,
-        ),
-    ] = None,
     job_steps: Annotated[
         int, typer.Option(min=1, help="Steps that the job trains; they share the cost of its first placement.")
     ] = 100,
@@ -71,7 +64,6 @@ def ask(
         tokens_per_rank=tokens_per_gpu,
         sequence_length=sequence_length,
         dispatcher=dispatcher,
-        dispatch_dtype=dispatch_dtype,
         num_steps=job_steps,
     )
 
@@ -127,6 +119,6 @@ def provenance(question: Question) -> str:
 
 def _token_size(question: Question) -> str:
     measured = question.hardware.measured
-    if question.dispatch_dtype is None and measured is not None and measured.token_size_bytes:
+    if measured is not None and measured.token_size_bytes:
         return f"with the {measured.token_size_bytes:.0f} bytes of a token that --cost says"
-    return f"in {(question.dispatch_dtype or DispatchDtype.BF16).value}"
+    return "in bf16"

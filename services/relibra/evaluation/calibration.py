@@ -9,7 +9,7 @@ from typing import Any
 
 from relibra.errors import InvalidInput
 from relibra.planning.cost import CostModel
-from relibra.planning.machines.dispatcher import DispatchDtype, Dispatcher
+from relibra.planning.machines.dispatcher import Dispatcher, token_size_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,6 @@ def calibrate(
     measurement: Measurement,
     networks: Mapping[str, float],
     dispatcher: Dispatcher = Dispatcher.ALLTOALL,
-    dispatch_dtype: DispatchDtype = DispatchDtype.BF16,
 ) -> CostModel:
     """Turn a measurement into a cost model.
 
@@ -67,7 +66,6 @@ def calibrate(
         networks: the known values of other fields of the cost model, which a single device cannot measure.
         dispatcher: what sends the job's tokens. The planner counts copies that travel together once, because it knows
             the nodes and the experts of a token; the file has the size of a token that travels alone.
-        dispatch_dtype: the numbers in which the job's tokens travel.
 
     Raises:
         InvalidInput: fewer than two points, or values out of range.
@@ -79,7 +77,7 @@ def calibrate(
     return CostModel(
         expert_tokens=(0.0, *tokens[1:]),
         expert_us=tuple(accumulate(times, max)),
-        token_size_bytes=dispatch_dtype.token_size_bytes(measurement.hidden_size),
+        token_size_bytes=token_size_bytes(measurement.hidden_size),
         sends_once_per_node=dispatcher.sends_once_per_node,
         **networks,
     )

@@ -9,7 +9,7 @@ from relibra.evaluation.routing_statistics import RoutingStatistics
 from relibra.evaluation.training import Training
 from relibra.evaluation.workload import Workload, drawn, tile
 from relibra.planning.job import Cluster
-from relibra.planning.machines.dispatcher import DispatchDtype, Dispatcher
+from relibra.planning.machines.dispatcher import Dispatcher
 from relibra.planning.machines.hardware import Hardware
 from relibra.routing.trace import RoutingTrace
 from relibra.routing.trace_sets import take_sequences
@@ -32,8 +32,6 @@ class Question:
     """The tokens of a rank in a micro-batch."""
     sequence_length: float = 8192.0
     dispatcher: Dispatcher = Dispatcher.ALLTOALL
-    dispatch_dtype: DispatchDtype | None = None
-    """As in `Training`."""
     num_steps: float = 100.0
     """The steps that the job trains."""
 
@@ -66,7 +64,6 @@ class Question:
             self.hardware,
             self.cluster,
             self.dispatcher,
-            dispatch_dtype=self.dispatch_dtype,
             sequence_length=self.sequence_length,
             num_steps=self.num_steps,
         )

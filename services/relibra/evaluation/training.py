@@ -8,7 +8,7 @@ from relibra.evaluation.model_shape import ModelShape
 from relibra.planning.cost import CostModel
 from relibra.planning.job import Cluster
 from relibra.planning.machines.constants import Constants, middles, ranges_of
-from relibra.planning.machines.dispatcher import DispatchDtype, Dispatcher
+from relibra.planning.machines.dispatcher import Dispatcher, token_size_bytes
 from relibra.planning.machines.hardware import Hardware
 from relibra.planning.machines.job_cost import job_cost
 from relibra.planning.machines.range import Range
@@ -25,8 +25,6 @@ class Training:
     constants: Constants
     ranges: Mapping[str, Range] = field(default_factory=dict)
     """The ranges of the constants that are uncertain, by name."""
-    dispatch_dtype: DispatchDtype | None = None
-    """The numbers in which tokens travel; by default those of the measured cost model, if it says so, or bf16."""
     sequence_length: float = 8192.0
     """The tokens of a typical sequence; they decide what attention scores cost."""
     num_steps: float = 100.0
@@ -50,12 +48,9 @@ class Training:
 
     @property
     def token_size_bytes(self) -> float:
-        """The bytes that dispatch and combine of one token move together, as a mean over passes."""
+        """The bytes that dispatch and combine of one token move together: those of the measured cost model, or bf16."""
         measured = self.hardware.measured
-        if self.dispatch_dtype is None and measured is not None and measured.token_size_bytes:
-            return measured.token_size_bytes
-        dtype = self.dispatch_dtype or DispatchDtype.BF16
-        return dtype.token_size_bytes(self.model.hidden_size)
+        return (measured and measured.token_size_bytes) or token_size_bytes(self.model.hidden_size)
 
     @property
     def planning_cost(self) -> CostModel:

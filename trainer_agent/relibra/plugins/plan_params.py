@@ -13,7 +13,7 @@ from torch import nn
 from relibra.agent.link_rates import LinkRates
 from relibra.planning import Cluster, Model, PlanParams
 from relibra.planning.machines.constants import middles, ranges_of
-from relibra.planning.machines.dispatcher import DispatchDtype, Dispatcher
+from relibra.planning.machines.dispatcher import Dispatcher, token_size_bytes
 from relibra.planning.machines.hardware import HARDWARE, Hardware
 from relibra.planning.machines.job_cost import job_cost
 from relibra.plugins.settings import PluginSettings
@@ -51,11 +51,9 @@ def plan_params(
     if hardware is None or not model.expert_weight_size_bytes:
         return PlanParams(homes_stay=stay), whose
     dispatcher = dispatcher_of(config)
-    token_size_bytes = DispatchDtype.BF16.token_size_bytes(
-        getattr(config, "moe_latent_size", None) or config.hidden_size
-    )
+    sent_bytes = token_size_bytes(getattr(config, "moe_latent_size", None) or config.hidden_size)
     constants = middles(ranges_of(hardware, dispatcher))
-    cost = job_cost(constants, model.expert_weight_size_bytes, token_size_bytes, dispatcher)
+    cost = job_cost(constants, model.expert_weight_size_bytes, sent_bytes, dispatcher)
     whose = f"{whose}, dispatching with {dispatcher.value}"
     if links.inside is not None:
         cost = replace(cost, intra_node_bytes_per_us=max(links.inside, 1.0))

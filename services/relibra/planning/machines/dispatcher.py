@@ -30,22 +30,9 @@ class Dispatcher(Enum):
         return self is not Dispatcher.ALLTOALL
 
 
-class DispatchDtype(Enum):
-    """The numbers in which tokens travel to their experts in forward passes.
-
-    What experts return (combine) is bf16, and so are gradients both ways. megatron-core 0.16 to 0.19 dispatches bf16
-    with every dispatcher.
-    """
-
-    BF16 = "bf16"
-    FP8 = "fp8"
-    """One byte for each number, and an fp32 scale for every 128 (DeepEP, HybridEP)."""
-
-    def token_size_bytes(self, hidden_size: int) -> float:
-        """Return the bytes that dispatch and combine move together for a token, as a mean over a step's passes."""
-        forward = BF16_BYTES if self is DispatchDtype.BF16 else 1 + 4 / 128
-        both_ways = NUM_FORWARDS * (forward + BF16_BYTES) + 2 * BF16_BYTES
-        return hidden_size * both_ways / (NUM_FORWARDS + 1)
+def token_size_bytes(hidden_size: int) -> int:
+    """Return the bytes that dispatch and combine move together for a token: bf16 both ways, as Megatron sends it."""
+    return 2 * BF16_BYTES * hidden_size
 
 
 ACROSS_SHARE = {
