@@ -41,7 +41,7 @@ def test_S7_bytes_of_a_job_stay_below_the_limit(store: Store, run: Loop, job: Jo
     publish(store, run, job, 1)
     (step,), _ = run(store.measure_steps(job))
     metrics = Metrics()
-    retained_bytes = int(3.5 * step.size_bytes) + 8 * SUMMARY_SIZE_BYTES
+    retained_bytes = 3 * step.size_bytes + 8 * SUMMARY_SIZE_BYTES
     limited = expiry(store, metrics, retained_bytes=retained_bytes, max_open_steps=2)
     for number in range(2, 12):
         report_all(store, run, number)

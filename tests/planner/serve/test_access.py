@@ -1,6 +1,7 @@
 """The rights of callers: tokens on an open port, and SPIFFE ids over mutual TLS."""
 
 import contextlib
+import itertools
 import queue
 import re
 import subprocess
@@ -215,12 +216,13 @@ def test_S6_streams_that_are_open_end_when_their_token_is_revoked(token_planner:
         epoch = client.register_job("ours", MODEL, CLUSTER, PARAMS)
         reports: queue.SimpleQueue[Any] = queue.SimpleQueue()
         stream = open_stream(channel, iter(reports.get, None))
-        assert next(iter(stream)).answered_through == 0
+        assert next(stream).answered_through == 0
         run(store.revoke_token(record.token_id))
 
         def report_for_ever() -> None:
-            for ordinal, _ in enumerate(stream, start=1):
+            for ordinal in itertools.count(1):
                 reports.put(encode_sequence(ordinal, "ours", 1, "seq", 5, count(routed_experts(0, 5)), epoch=epoch))
+                next(stream)
 
         with pytest.raises(grpc.RpcError) as caught:
             report_for_ever()
