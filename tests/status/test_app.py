@@ -109,7 +109,7 @@ def test_the_api_describes_every_field(http: TestClient) -> None:
     assert {"/v1/jobs/{job_id}/steps/{step}/plan", "/v1/events", "/readyz"} <= api["paths"].keys()
     schemas = api["components"]["schemas"]
     assert schemas["PlanRecord"]["properties"]["digest"]["description"]
-    assert schemas["StepView"]["properties"]["expired"]["description"] == (
+    assert schemas["StepSummary"]["properties"]["expired"]["description"] == (
         "When and why the full data expired; null while it is kept."
     )
     assert "token_hash" not in str(schemas), "secrets stay here"

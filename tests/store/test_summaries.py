@@ -81,7 +81,7 @@ def test_summaries_are_listed_newest_first_and_paged(store: Store, run: Loop, jo
     assert [each.step for each in run(store.list_summaries(job, limit=1, before=10))] == [4]
     assert [each.step for each in run(store.summaries_after(job, 3, limit=2))] == [4, 10]
     assert [run(store.count_summaries(job, last)) for last in (-1, 3, 9, 1 << 53)] == [0, 1, 2, 4]
-    assert run(store.num_kept_steps(job)) == 0
+    assert run(store.step_numbers(job)) == []
 
 
 def test_a_sample_has_the_first_and_the_last_and_evenly_spaced_steps(store: Store, run: Loop, job: JobRecord) -> None:

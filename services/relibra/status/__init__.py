@@ -6,7 +6,7 @@ Out:  HTML pages, JSON (`/v1/...`, documented at `/docs`), live updates, health 
     app                                    `create_app`: puts the parts together
     attempts                               which attempt of a job a viewer looks at; pure functions
     figures, health, explain               pure functions: a plan's numbers, a job's state, explanations in sentences
-    glance, loads, step_view               what is shown of jobs, plans and steps: the same objects in JSON and on pages
+    glance, loads                          what is shown of jobs, plans and steps: the same objects in JSON and on pages
     step_figures                           the figures of a step and of its phases, each defined once
     views                                  dataclasses as JSON, with their docstrings as its description
     reader                                 reads the store for all endpoints and caches costly results, within bounds

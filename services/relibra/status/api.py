@@ -15,9 +15,8 @@ from relibra.status.explain import Explanation, explain
 from relibra.status.glance import JobGlance
 from relibra.status.savings import TokenTime
 from relibra.status.step_figures import HISTORY, history_point
-from relibra.status.step_view import StepView
 from relibra.status.views import view
-from relibra.store import StepState
+from relibra.store import StepState, StepSummary
 
 api = APIRouter(prefix="/v1", responses=V1_RESPONSES)
 
@@ -44,7 +43,7 @@ async def list_attempts(app: App, seen: Seen, request: Request) -> Response:
     return await app.tagged.json(request, lambda: attempts)
 
 
-@api.get("/jobs/{job_id}/steps", tags=["steps"], response_model=view(list[StepView]))
+@api.get("/jobs/{job_id}/steps", tags=["steps"], response_model=view(list[StepSummary]))
 async def list_steps(
     app: App,
     job: Job,
@@ -58,7 +57,7 @@ async def list_steps(
     return await app.tagged.json(request, lambda: steps)
 
 
-@api.get("/jobs/{job_id}/steps/{step}", tags=["steps"], response_model=view(StepView))
+@api.get("/jobs/{job_id}/steps/{step}", tags=["steps"], response_model=view(StepSummary))
 async def get_step(app: App, job: Job, request: Request, step: Step) -> Response:
     """The state of a step, or the summary of an expired one. A step that nobody reported is not found."""
     shown = await app.reader.step(job, step)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from relibra.errors import NotFound, UnknownJob
-from relibra.status.health import write_duration
 from relibra.store import Attempt, JobRecord, Refusal, Refused
+from relibra.store.attempts import write_duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from relibra.planning.plan import Level
 from relibra.status.balance import Balance, Obstacle
 from relibra.status.realised import describe_balance, describe_excess, describe_intended, last_complete
 from relibra.store import PlanRecord, StepRecord, StepState
+from relibra.store.attempts import write_duration
 
 _SLOW_SOLVE_S = 30.0
 _MAX_NAMED_RANKS = 8
@@ -181,14 +182,6 @@ def _describe_standstill(newest: StepRecord, executed_step: StepRecord | None, e
         if text := describe_missing_ranks(execution):
             return f"step {newest.step}: {text}; check the logs of the missing ranks"
     return f"no rank has reported phase {Phase.UPDATE} of step {newest.step}; check the trainers"
-
-
-def write_duration(time_s: float) -> str:
-    """Return a duration as text, in whole units."""
-    for size_s, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if time_s >= 2 * size_s:
-            return f"{time_s / size_s:.0f} {unit}"
-    return f"{time_s:.0f} s"
 
 
 def describe_missing_ranks(execution: Execution) -> str | None:

@@ -17,7 +17,6 @@ from relibra.status.glance import JobGlance
 from relibra.status.health import JobHealth, JobState, judge_health
 from relibra.status.ledger import Ledger
 from relibra.status.savings import JobSaving, TokenTime
-from relibra.status.step_view import StepView
 from relibra.status.views import fields_of
 from relibra.store import Attempt, JobRecord, PlanRecord, StepRecord, StepState, StepSummary, Store
 from relibra.store.single_flight import SingleFlight
@@ -62,7 +61,7 @@ class Reader:
             raise NotFound(f"step {step} of job {job.job_id!r} has no plan; it is {record.failure or record.state}")
         return record.plan
 
-    async def step(self, job: JobRecord, step: int) -> StepView:
+    async def step(self, job: JobRecord, step: int) -> StepSummary:
         """Return a step with its full data, or what is left of an expired one.
 
         Raises:
@@ -75,9 +74,11 @@ class Reader:
             if expired is None:
                 raise
             summary = expired
-        return StepView.of_summary(summary, await self.store.num_kept_steps(job))
+        return summary
 
-    async def steps(self, job: JobRecord, *, limit: int, before: int | None, state: StepState | None) -> list[StepView]:
+    async def steps(
+        self, job: JobRecord, *, limit: int, before: int | None, state: StepState | None
+    ) -> list[StepSummary]:
         """Return the last `limit` steps of an attempt that are in `state`, or all, expired or not, newest first.
 
         With a state, only the last `_MAX_SCANNED` steps are searched.
@@ -87,9 +88,7 @@ class Reader:
         kept = [step for step in kept if state in (None, step.state)]
         expired = await self.store.list_summaries(job, limit=num, before=before)
         expired = [step for step in expired if state in (None, step.state)]
-        num_kept = await self.store.num_kept_steps(job)
-        merged = _merge(await self._in_brief(job, kept[:limit]), expired)
-        return [StepView.of_summary(step, num_kept) for step in merged[:limit]]
+        return _merge(await self._in_brief(job, kept[:limit]), expired)[:limit]
 
     async def summaries(self, job: JobRecord, *, limit: int, before: int | None = None) -> list[StepSummary]:
         """Return the last `limit` steps of an attempt in brief, expired or not, newest first."""

@@ -133,3 +133,11 @@ def _went_on(attempts: Sequence[Attempt], epoch: int) -> bool:
 def clock_time(unix_time: float) -> str:
     """Return a time for people, for example `12:03:15 UTC`."""
     return time.strftime("%H:%M:%S UTC", time.gmtime(unix_time))
+
+
+def write_duration(time_s: float) -> str:
+    """Return a duration as text, in whole units."""
+    for size_s, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if time_s >= 2 * size_s:
+            return f"{time_s / size_s:.0f} {unit}"
+    return f"{time_s:.0f} s"

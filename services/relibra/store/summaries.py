@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from relibra.planning.execution import PhaseSummary
+from relibra.store.attempts import write_duration
 from relibra.store.connection import Connected
 from relibra.store.json_codec import from_json, to_json
 from relibra.store.keys import AttemptId, AttemptKeys
@@ -33,6 +34,14 @@ class ExpiryCause(StrEnum):
     """Too many newer attempts of the job began."""
 
 
+_WHY = {
+    ExpiryCause.STEPS: "newer steps took its place (retained_steps)",
+    ExpiryCause.BYTES: "the steps of the job took more memory than they may (retained_bytes)",
+    ExpiryCause.AGE: "it was older than steps may get (retained_s)",
+    ExpiryCause.ATTEMPTS: "newer attempts of the job began",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expired:
     """When and why the full data of a step expired."""
@@ -52,6 +61,14 @@ class StepSummary(StepRecord):
     """What the ranks did, as far as they reported, in the order of execution."""
     expired: Expired | None = None
     """When and why the full data expired; None while it is kept."""
+
+    @property
+    def expiry(self) -> str | None:
+        """When and why the full data expired, for people; None while it is kept."""
+        if self.expired is None:
+            return None
+        age, why = write_duration(self.expired.age_s), _WHY[self.expired.cause]
+        return f"full data expired after {age}, because {why}; only this summary remains"
 
     @classmethod
     def of(
@@ -114,10 +131,6 @@ class Summaries(Connected):
     async def drop_summaries(self, attempt: AttemptId) -> None:
         """Remove the summaries of an attempt that is over."""
         await self._redis.unlink(AttemptKeys.of_attempt(attempt).of("summaries"))
-
-    async def num_kept_steps(self, attempt: AttemptId) -> int:
-        """Return how many steps of an attempt keep their full data."""
-        return int(await self._redis.zcard(AttemptKeys.of_attempt(attempt).of("steps")))
 
 
 def encode_summary(summary: StepSummary) -> bytes:
