@@ -82,7 +82,6 @@ def test_pages_of_expired_steps_live_as_long_as_the_job(http: TestClient, expire
         assert shown.status_code == 200
         assert "Full data expired after 0 s" in shown.text
         assert "because the steps of the job took more memory than they may (retained_bytes)" in shown.text
-        assert "2 steps are kept in full" in shown.text
         assert said in shown.text
     cell = http.get("/jobs/job/steps/1/cells/0/0")
     assert cell.status_code == 404
