@@ -1,7 +1,6 @@
 """Pages on a phone, with the keyboard alone, and with many jobs."""
 
 import re
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
