@@ -114,7 +114,7 @@ def rollback(
 ) -> None:
     """Let a job go back to a step whose first content stands: that step and all later ones are planned anew.
 
-    A training that loads an older checkpoint calls PlannerClient.rollback instead. Steps of before stay as they are.
+    A training that loads an older checkpoint calls PlannerClient.rollback instead. Earlier steps stay as they are.
     """
 
     async def go_back() -> "JobRecord":
