@@ -126,7 +126,7 @@ def test_the_slider_shows_one_micro_batch(page: Page, job: WatchedJob, errors: l
     loads_MLR = job.plans[1].rank_loads_MLR
     total_LR = loads_MLR.sum(axis=0)
     np.testing.assert_allclose(shown(1), total_LR / total_LR.mean(axis=1, keepdims=True), rtol=1e-3)
-    page.get_by_label("Micro-batch").focus()
+    page.get_by_role("slider", name="Micro-batch").focus()
     for row in range(2):
         page.keyboard.press("ArrowRight")
         expect(page.locator("#row-name")).to_have_text(str(row))

@@ -71,12 +71,12 @@ def test_tables_that_scroll_are_reached_with_the_keyboard(page: Page, job: Watch
 
 def test_the_chosen_micro_batch_is_in_the_address(page: Page, job: WatchedJob) -> None:
     page.goto("/jobs/job/steps/1")
-    page.get_by_label("Micro-batch").press("ArrowRight")
+    page.get_by_role("slider", name="Micro-batch").press("ArrowRight")
     page.wait_for_url("**/jobs/job/steps/1?attempt=1&row=0")
     page.reload()
     expect(page.locator("#row-name")).to_have_text("0")
     wait_for_charts(page)
-    page.get_by_label("Micro-batch").press("ArrowLeft")
+    page.get_by_role("slider", name="Micro-batch").press("ArrowLeft")
     page.wait_for_url("**/jobs/job/steps/1?attempt=1")
 
 
