@@ -84,21 +84,26 @@ def _replica_faults(
     if index_Y4.ndim != 2 or index_Y4.shape[1] != 4:
         return [f"the replicas have shape {index_Y4.shape}, expected [Y, 4]"]
     bounds = (num_rows, model.num_layers, model.num_experts, cluster.num_ranks)
-    for column, (name, bound) in enumerate(zip(("row", "layer", "expert", "rank"), bounds, strict=True)):
-        value_Y = index_Y4[:, column]
+    columns = np.ascontiguousarray(index_Y4.T)  # of a large plan, they are read many times faster
+    for value_Y, name, bound in zip(columns, ("row", "layer", "expert", "rank"), bounds, strict=True):
         if len(value_Y) and (value_Y.min() < 0 or value_Y.max() >= bound):
             return [f"a replica names a {name} outside 0 to {bound - 1}"]
-    key_Y = np.ravel_multi_index(tuple(index_Y4.T.astype(np.int64)), bounds)
-    if (np.diff(key_Y) <= 0).any():
+    row_Y, layer_Y, expert_Y, rank_Y = columns
+    cell_Y = row_Y.astype(np.int64) * model.num_layers + layer_Y
+    key_Y = cell_Y * model.num_experts
+    key_Y += expert_Y  # in place, because memory that is new costs most of the time
+    key_Y *= cluster.num_ranks
+    key_Y += rank_Y
+    if (key_Y[1:] <= key_Y[:-1]).any():
         return ["replicas are not sorted and unique by (row, layer, expert, rank)"]
-    row_Y, layer_Y, expert_Y, rank_Y = index_Y4.T.astype(np.int64)
-    home_Y, faults = home_rank_LE[layer_Y, expert_Y], []
+    home_Y, faults = home_rank_LE.ravel().take(layer_Y * home_rank_LE.shape[1] + expert_Y), []
     if (home_Y == rank_Y).any():
         faults.append("a replica is on its own home rank")
     if (home_Y // cluster.gpus_per_node != rank_Y // cluster.gpus_per_node).any():
         faults.append("a replica is not on the node of its home")
-    slot_Y = (row_Y * model.num_layers + layer_Y) * cluster.num_ranks + rank_Y
-    used = int(np.bincount(slot_Y).max(initial=0))
+    cell_Y *= cluster.num_ranks
+    cell_Y += rank_Y
+    used = int(np.bincount(cell_Y).max(initial=0))
     if used > cluster.redundant_slots:
         faults.append(f"a rank holds {used} replicas in {cluster.redundant_slots} redundant slots")
     return faults

@@ -142,8 +142,8 @@ PLANNED = StepPlan(
 
 
 def test_redundant_slots_count_from_zero_in_order_of_expert() -> None:
-    index_Q4 = np.array(
-        [[0, 0, 2, 1], [0, 0, 3, 0], [0, 0, 5, 0], [0, 0, 5, 1], [0, 1, 0, 0], [1, 1, 0, 0]], dtype=np.int32
-    )
-    assert redundant_slots(index_Q4, 2).tolist() == [0, 0, 1, 1, 0, 0]
-    assert redundant_slots(index_Q4[:0], 2).tolist() == []
+    cluster = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=3)
+    cell_Y = np.array([0, 0, 0, 0, 0, 1, 3], dtype=np.int32)
+    rank_Y = np.array([1, 0, 0, 1, 1, 0, 0], dtype=np.int32)
+    assert redundant_slots(cell_Y, rank_Y, cluster).tolist() == [0, 0, 1, 1, 2, 0, 0]
+    assert redundant_slots(cell_Y[:0], rank_Y[:0], cluster).tolist() == []

@@ -73,32 +73,33 @@ class StepCells:
         self._home_on_device = torch.from_numpy(self._home_LP).to(device)
         self._rest_E = torch.full((num_experts,), REST, dtype=torch.int32, device=device)
         self._is_identity_L: list[bool] = (self._home_LP == np.arange(num_experts)).all(axis=1).tolist()
-        index_Y4 = np.zeros((0, 4), np.int32)
-        self._is_anywhere_ML = np.zeros((self.num_micro_batches, num_layers), dtype=np.bool_)
-        if plan is not None and self.num_micro_batches:
-            row_Y, layer_Y = plan.replica_index_Y4[:, 0], plan.replica_index_Y4[:, 1]
-            self._is_anywhere_ML[row_Y % self.num_micro_batches, layer_Y] = True
-            first_row = ep_group * self.num_micro_batches
-            own = slice(*np.searchsorted(row_Y, [first_row, first_row + self.num_micro_batches]))
-            index_Y4 = plan.replica_index_Y4[own] - np.array([first_row, 0, 0, 0], np.int32)
-        self.num_replicas = len(index_Y4)
+        index_Y4 = plan.replica_index_Y4 if plan is not None else np.zeros((0, 4), np.int32)
+        # Of a large plan, columns of their own are read many times faster.
+        row_Y, layer_Y, expert_Y, rank_Y = np.ascontiguousarray(index_Y4.T)
+        cell_Y, num_cells = row_Y * np.int32(num_layers) + layer_Y, self.num_micro_batches * num_layers
+        start_C = np.searchsorted(cell_Y, np.arange(cluster.num_ep_groups * num_cells + 1))
+        is_replicated_C = np.diff(start_C).reshape(cluster.num_ep_groups, self.num_micro_batches, num_layers) > 0
+        self._is_anywhere_ML: NDArray[np.bool_] = np.logical_or.reduce(is_replicated_C)
+        start_C = start_C[ep_group * num_cells : (ep_group + 1) * num_cells + 1]
+        own = slice(start_C[0], start_C[-1])
+        self._start_C: list[int] = (start_C - start_C[0]).tolist()
+        """Where the replicas of each cell begin, and where those of the last one end."""
+        self._expert_Y, self._rank_Y, cell_Y = expert_Y[own], rank_Y[own], cell_Y[own] - np.int32(ep_group * num_cells)
+        self.num_replicas = len(cell_Y)
         """The number of replicas of this rank's EP group, over all cells."""
         self.has_replicas = bool(self.num_replicas)
-        micro_batch_Y, layer_Y, self._expert_Y, self._rank_Y = index_Y4.T
-        self._start_C: list[int] = np.searchsorted(
-            micro_batch_Y * num_layers + layer_Y, np.arange(self.num_micro_batches * num_layers + 1)
-        ).tolist()
-        """Where the replicas of each cell begin, and where those of the last one end."""
-        self._redundant_slot_Y = redundant_slots(index_Y4, cluster.num_ranks)
+        self._redundant_slot_Y = redundant_slots(cell_Y, self._rank_Y, cluster)
         self._copies: dict[tuple[int, int], tuple[Copy, ...]] = {}
         self._replicated: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         self._tables: dict[tuple[int, int], SlotTable] = {}
         if self.has_replicas:
             num_home = num_home_slots(placement, cluster)
-            self._slot_Y = self._rank_Y * (num_home + cluster.redundant_slots) + num_home + self._redundant_slot_Y
+            of_rank = np.int32(num_home + cluster.redundant_slots)
+            self._slot_Y = self._rank_Y * of_rank + np.int32(num_home) + self._redundant_slot_Y
             slot_expert_LP = _home_table(placement, cluster, num_redundant=cluster.redundant_slots)
             self._slot_expert_MLP = np.tile(slot_expert_LP, (self.num_micro_batches, 1, 1))
-            self._slot_expert_MLP[micro_batch_Y, layer_Y, self._slot_Y] = self._expert_Y
+            num_slots = slot_expert_LP.shape[1]
+            self._slot_expert_MLP.reshape(-1)[cell_Y * np.int32(num_slots) + self._slot_Y] = self._expert_Y
             self._slots_on_device = torch.from_numpy(self._slot_expert_MLP).to(device)
 
     def table(self, micro_batch: int | None, layer: int) -> SlotTable | None:
@@ -196,19 +197,19 @@ def num_home_slots(placement: Placement, cluster: Cluster) -> int:
     return int(placement.home_rank_LE.shape[1]) // cluster.num_ranks
 
 
-def redundant_slots(index_Y4: NDArray[np.int32], num_ranks: int) -> NDArray[np.int32]:
-    """Return the redundant slot of each replica, int32 `[Y]`: the replicas of a (row, layer, rank) count up from 0.
+def redundant_slots(cell_Y: NDArray[np.int32], rank_Y: NDArray[np.int32], cluster: Cluster) -> NDArray[np.int32]:
+    """Return the redundant slot of each replica, int32 `[Y]`: the replicas of a cell and a rank count up from 0.
 
     Args:
-        index_Y4: (row, layer, expert, rank) of each replica, sorted.
-        num_ranks: how many ranks there are.
+        cell_Y: the cell of each replica, ascending.
+        rank_Y: the rank of each; a rank has at most its redundant slots of them in a cell.
+        cluster: the ranks and their slots.
     """
-    row_Y, layer_Y, _, rank_Y = index_Y4.T
-    key_Y = (row_Y * (int(layer_Y.max(initial=0)) + 1) + layer_Y) * np.int32(num_ranks) + rank_Y
-    slot_Y = np.zeros(len(index_Y4), dtype=np.int32)
+    key_Y = cell_Y * np.int32(cluster.num_ranks) + rank_Y
+    slot_Y = np.zeros(len(key_Y), dtype=np.int32)
     first_of = np.empty(int(key_Y.max(initial=-1)) + 1, dtype=np.int32)
-    left = np.arange(len(index_Y4), dtype=np.int32)
-    while len(left):  # as often as a rank has slots; a sort takes longer
+    left = np.arange(len(key_Y), dtype=np.int32)
+    for _ in range(cluster.redundant_slots - 1):  # a sort takes longer
         key = key_Y[left]
         first_of[key[::-1]] = left[::-1]  # of equal keys, the last one that is written stays
         left = left[first_of[key] != left]
