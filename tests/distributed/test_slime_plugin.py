@@ -87,7 +87,7 @@ def check_equal(balanced, plain, *, num_with_log_probs=4):
             differences.note(kind, got, want)
     for got, want in zip(balanced.actor.losses, plain.actor.losses, strict=True):
         # The terms of both losses are about 1 and nearly cancel, so their own size says nothing.
-        for key in ("train/loss", "train/kl_loss"):
+        for key in {"train/loss", "train/kl_loss", "train/value_loss"} & want.keys():
             differences.note("losses", [1 + got[key]], [1 + want[key]])
         differences.note("norms", [got["train/grad_norm"]], [want["train/grad_norm"]])
     assert sum("log_probs" in each for each in gathered(differences.of)) == num_with_log_probs
@@ -225,6 +225,29 @@ def test_S5_a_job_that_replays_nothing_is_planned_from_history(cluster, framewor
     of_reference = outcomes[4]
     assert of_reference.applied, of_reference
     assert of_reference.num_replicas
+    check_equal(balanced, plain)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@on_ranks(EP4, alone=True)
+def test_S5_a_critic_is_a_job_of_its_own_that_is_planned_from_history(cluster, framework):
+    """No expert of it moves, also on two machines."""
+    job = SEPARATE | {"num_steps": 2, "framework": framework, "role": "critic", "advantage_estimator": "ppo"}
+    job |= {"gamma": 1.0, "lambd": 0.9, "value_clip": 0.2, "keep_old_actor": True}
+    plain = Trained(cluster, **job).train()
+    with (
+        running_planner() as address,
+        noted_outcomes(awaits_history=True) as outcomes,
+        mock.patch("socket.gethostname", return_value=f"node-{dist.get_rank() // 2}"),
+    ):
+        os.environ.update(RELIBRA_PLANNER=address, RELIBRA_JOB="slime", RELIBRA_PLAN_TIMEOUT_S="200")
+        balanced = with_plugin(cluster, **job).train()
+        dist.barrier()
+    # Two rollouts of two training steps, each with a pass over values before.
+    assert [outcome.step for outcome in outcomes] == list(range(4 * ROLLOUTS))
+    assert not outcomes[0].applied
+    assert any(outcome.applied and outcome.num_replicas for outcome in outcomes), [each.reason for each in outcomes]
+    assert not any(outcome.num_moved_experts for outcome in outcomes)
     check_equal(balanced, plain)
 
 

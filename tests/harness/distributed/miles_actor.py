@@ -52,7 +52,7 @@ def code() -> SimpleNamespace:
         lambda router: manager.register_to_module(router, "routing_replay"),
     )
     actor = imported.actor
-    actor.ray = imported.updating.ray = SimpleNamespace(get=lambda each: each)
+    actor.ray = imported.updating.ray = SimpleNamespace(get=lambda each: each, put=lambda each: each)
     actor.torch_memory_saver = SimpleNamespace(disable=nullcontext, pause=nothing, resume=nothing)
     actor.load_hf_config = actor.load_tokenizer = nothing
     actor.dashboard_hooks = SimpleNamespace(register_train_actor=nothing)
@@ -81,19 +81,24 @@ def code() -> SimpleNamespace:
 class MilesActor:
     """One training process of miles; see `SlimeActor`."""
 
-    def __init__(self, cluster: Cluster, folder: Path, *, sharded: bool = False, **options: Any) -> None:
+    def __init__(
+        self, cluster: Cluster, folder: Path, *, sharded: bool = False, role: str = "actor", **options: Any
+    ) -> None:
         miles = self._miles = code()
         miles.replay.routing_replay_manager.replays = []  # those of another job in this process
-        miles.replay.routing_replay_manager.enabled = options.get("use_routing_replay", True)
+        miles.replay.routing_replay_manager.enabled = role == "actor" and options.get("use_routing_replay", True)
         miles.actor.Timer().start_time.clear()
         torch.manual_seed(5)
         job = self.job = slime_job.built_job(cluster, sharded=sharded, is_zigzag=not options.get("allgather_cp"))
+        if role == "critic":
+            slime_job.become_critic(job)
         slime_job.write_config(folder, job.model)
         args = self.args = slime_job.arguments(job.config, folder, sharded=sharded, **options)
         vars(args).update(
             qkv_format="thd",
             megatron_to_hf_mode="raw",
             update_weight_transfer_mode="broadcast",
+            critic_load="checkpoint",
             profile_target=[],
             lora_rank=0,
             global_batch_size=1,  # a default that the data of a rollout overrides
@@ -107,7 +112,8 @@ class MilesActor:
         self.plain = object.__new__(miles.actor.MegatronTrainRayActor)
         self.plain._heartbeat, self.plain._rank = SimpleNamespace(bump=nothing), 0
         self.plain._indep_dp_store_addr = None
-        self.plain.init(args, "actor", with_ref=True, indep_dp_info=miles.replicas.IndepDPInfo.create_trivial())
+        with_ref = role == "actor"
+        self.plain.init(args, role, with_ref=with_ref, indep_dp_info=miles.replicas.IndepDPInfo.create_trivial())
         self.plain.rollout_manager = mock.MagicMock()
         self.losses: list[Any] = []
         miles.model.log_train_step = self._log
@@ -119,10 +125,12 @@ class MilesActor:
         data["num_rollouts"] = data["global_batch_sizes"]
         self._miles.actor.get_rollout_data = lambda *_, **__: (data, nullcontext())
         self.plain.train(rollout, None)
-        return {key: torch.cat(data[key]) for key in ("log_probs", "ref_log_probs") if key in data}
+        return {key: torch.cat(data[key]) for key in ("log_probs", "ref_log_probs", "values") if key in data}
 
     def sent(self) -> dict[str, Tensor]:
-        """Update the engines; return the weights that they got, on ranks that send them."""
+        """Update the engines; return the weights that they got, on ranks that send them; those of a critic."""
+        if self.plain.role == "critic":
+            return slime_job.weights(self.job)
         updater, received = self.plain.weight_updater, dict[str, Tensor]()
         updater.rollout_engines, updater._group_name = [mock.MagicMock()], "none"
         updater._update_weight_implementation = lambda tensors, *_: received.update(copied(tensors))

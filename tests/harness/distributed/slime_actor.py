@@ -22,7 +22,15 @@ from megatron.core.transformer.moe import moe_utils, router
 from torch import Tensor
 
 from harness.distributed import slime_code, slime_engines
-from harness.distributed.slime_job import arguments, built_job, loading_another, rollout_data, write_config
+from harness.distributed.slime_job import (
+    arguments,
+    become_critic,
+    built_job,
+    loading_another,
+    rollout_data,
+    weights,
+    write_config,
+)
 from relibra.planning import Cluster
 
 
@@ -95,18 +103,22 @@ class SlimeActor:
     Args:
         cluster: the ranks.
         folder: shared by all ranks; gets the configuration of a checkpoint of Hugging Face.
+        role: actor or critic.
         options: arguments of slime.
     """
 
-    def __init__(self, cluster: Cluster, folder: Path, *, sharded: bool = False, **options: Any) -> None:
-        os.environ["ENABLE_ROUTING_REPLAY"] = str(
-            int(options.get("use_routing_replay", True))
-        )  # as its group of actors
+    def __init__(
+        self, cluster: Cluster, folder: Path, *, sharded: bool = False, role: str = "actor", **options: Any
+    ) -> None:
+        replays = role == "actor" and options.get("use_routing_replay", True)
+        os.environ["ENABLE_ROUTING_REPLAY"] = str(int(replays))  # as its group of actors
         slime = self._slime = code()
         slime.replay.RoutingReplay.all_routing_replays = []  # those of another job in this process
         slime.actor.Timer().start_time.clear()
         torch.manual_seed(5)
         job = self.job = built_job(cluster, sharded=sharded, is_zigzag=not options.get("allgather_cp"))
+        if role == "critic":
+            become_critic(job)
         write_config(folder, job.model)
         args = self.args = arguments(job.config, folder, sharded=sharded, **options)
         slime.model.get_args = lambda: args
@@ -115,7 +127,7 @@ class SlimeActor:
         slime.model.load_checkpoint = lambda *_, **__: (0, 0)
         slime.actor.load_checkpoint = loading_another(job)
         self.plain = object.__new__(slime.actor.MegatronTrainRayActor)
-        self.plain.init(args, "actor", with_ref=True)
+        self.plain.init(args, role, with_ref=role == "actor")
         self.engines = [slime_engines.Engine() for _ in range(2)]
         self.plain.rollout_manager = SimpleNamespace(
             get_updatable_engines_and_lock=_remote(lambda: (self.engines, None, 2, [2, 2], None, None)),
@@ -130,14 +142,20 @@ class SlimeActor:
         rank, size = (getattr(parallel_state, f"get_data_parallel_{each}")() for each in ("rank", "world_size"))
         boxes = [SimpleNamespace(inner=data if each == rank else None) for each in range(size)]
         self.plain.train(rollout, boxes)
-        return {key: torch.cat(data[key]) for key in ("log_probs", "ref_log_probs") if key in data}
+        return {key: torch.cat(data[key]) for key in ("log_probs", "ref_log_probs", "values") if key in data}
 
     def _log(self, found: dict[str, Any]) -> None:
-        if "train/loss" in found:
-            self.losses.append(found)
+        of_role = {name.replace("train/critic-", "train/"): value for name, value in found.items()}
+        if "train/grad_norm" in of_role:
+            self.losses.append(of_role)
 
     def sent(self) -> dict[str, Tensor]:
-        """Update the engines; return the weights that they got, on ranks that send them or whose engine is here."""
+        """Update the engines; return the weights that they got, on ranks that send them or whose engine is here.
+
+        A critic sends none; of it, return the weights of this rank.
+        """
+        if self.plain.role == "critic":
+            return weights(self.job)
         updater, received = self.plain.weight_updater, dict[str, Tensor]()
         if not self.args.colocate:
             updater.connect_rollout_engines = nothing

@@ -59,6 +59,18 @@ def built_job(cluster: Cluster, *, sharded: bool, is_zigzag: bool = True) -> Gpt
     return job
 
 
+def become_critic(job: GptJob) -> None:
+    """Have the model compute a value for each token: the first logit stands in for the layer of a critic."""
+    for model in job.models:
+        model.register_forward_hook(lambda *of_pass: of_pass[-1][..., :1])
+
+
+def weights(job: GptJob) -> dict[str, torch.Tensor]:
+    """Return copies of this rank's weights."""
+    parameters = (each for index, model in enumerate(job.models) for each in model.named_parameters(f"{index}"))
+    return {name: parameter.detach().clone() for name, parameter in parameters}
+
+
 def loading_another(job: GptJob) -> Callable[..., tuple[int, int]]:
     """Return a function that loads the checkpoint of another model into the modules."""
 

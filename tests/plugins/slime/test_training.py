@@ -70,7 +70,7 @@ def attached(folder: Path, recorded: Recorded, tags: Sequence[str] = ("actor",),
     training = BalancedTraining(SLIME, job_arguments(folder, **options))
     passes = BalancedPasses(recorded, recorded)  # type: ignore[arg-type]
     with mock.patch.object(module, "attach_job", return_value=passes):
-        training.attach([], None)
+        training.attach("actor", [], None)
     training.follow(SimpleNamespace(backup_tags=tags))
     training.send_right_names(SimpleNamespace(update_weights=None))  # as the actor's `init` says what sends its weights
     return training
@@ -205,7 +205,7 @@ def test_S9_an_actor_that_does_not_say_what_sends_its_weights_is_refused(tmp_pat
     training = BalancedTraining(SLIME, job_arguments(tmp_path))
     passes = BalancedPasses(Recorded(), Recorded())  # type: ignore[arg-type]
     with mock.patch.object(module, "attach_job", return_value=passes):
-        training.attach([], None)
+        training.attach("actor", [], None)
     with pytest.raises(Unsupported, match="keeps the sender of its weights in weight_updater"), training.updates():
         pass
 

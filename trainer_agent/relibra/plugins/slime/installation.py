@@ -55,8 +55,9 @@ def _wrap_all(framework: Framework, modules: dict[str, Any]) -> None:
     _wrap(actor, "forward_only", _forward_only)
     _wrap(actor, "train", _train)
     _wrap(actor, "TensorBackuper.create", _create_backuper)
-    actor.MegatronTrainRayActor.weight_updater = property(_updater, _set_updater)
-    actor.MegatronTrainRayActor.rollout_manager = property(_manager, _set_manager)
+    of_actor = actor.MegatronTrainRayActor
+    of_actor.weight_updater = _noted("weight_updater", lambda updater: training().send_right_names(updater))
+    of_actor.rollout_manager = _noted("rollout_manager", lambda manager: training().meet_manager(manager))
     _wrap(modules["model"], "get_forward_backward_func", _get_forward_backward_func)
     module, function = framework.saving
     _wrap(modules[module], function, _save_hf)
@@ -79,8 +80,8 @@ def _wrap(module: Any, path: str, around: Callable[..., Any]) -> None:
 def _initialize(plain: Callable[..., Any], args: Any, role: str = "actor", *more: Any, **named: Any) -> Any:
     built = plain(args, role, *more, **named)
     chunks, optimizer = built[:2]
-    if role == "actor" and optimizer is not None:
-        training().attach(chunks, optimizer)
+    if optimizer is not None:
+        training().attach(role, chunks, optimizer)
     return built
 
 
@@ -115,26 +116,19 @@ def _create_backuper(plain: Callable[..., Any], *args: Any, **named: Any) -> Any
     return backuper
 
 
-def _updater(actor: Any) -> Any:
-    if "weight_updater" not in vars(actor):
-        raise AttributeError("weight_updater")
-    return vars(actor)["weight_updater"]
+def _noted(name: str, note: Callable[[Any], None]) -> property:
+    """Return an attribute of the actor that calls `note` with each of its values."""
 
+    def get(actor: Any) -> Any:
+        if name not in vars(actor):
+            raise AttributeError(name)
+        return vars(actor)[name]
 
-def _set_updater(actor: Any, updater: Any) -> None:
-    training().send_right_names(updater)
-    vars(actor)["weight_updater"] = updater
+    def set_noted(actor: Any, value: Any) -> None:
+        note(value)
+        vars(actor)[name] = value
 
-
-def _manager(actor: Any) -> Any:
-    if "rollout_manager" not in vars(actor):
-        raise AttributeError("rollout_manager")
-    return vars(actor)["rollout_manager"]
-
-
-def _set_manager(actor: Any, manager: Any) -> None:
-    training().meet_manager(manager)
-    vars(actor)["rollout_manager"] = manager
+    return property(get, set_noted)
 
 
 def _save_hf(plain: Callable[..., Any], *args: Any, **named: Any) -> Any:

@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -22,16 +23,16 @@ from relibra.plugins.slime.rollout_packing import PackingJob, install, tell
 from relibra.routing import read_model_config
 from relibra.steps import RankBatch
 from relibra.steps.packing import check_packable
-from relibra.wire.credentials import Credentials
 
 log = logging.getLogger(__name__)
 
 
 class BalancedTraining:
-    """Drives the agent of one training process. A critic's process never attaches an agent, and trains as it is.
+    """Drives the agent of one training process, of the actor or of a critic.
 
-    Every training step of a rollout is a step at the planner, and so is the pass over old log-probabilities for it. If
-    a rollout has one training step, both passes have the same micro-batches, and are two phases of one step.
+    A critic is a job of its own, planned from history, and no expert of it moves. Every training step of a rollout is
+    a step at the planner, and so is the pass over old log-probabilities or values for it. If the routing of a rollout
+    with one training step is known, both passes have the same micro-batches, and are two phases of one step.
 
     Args:
         framework: slime or miles.
@@ -57,7 +58,8 @@ class BalancedTraining:
                 framework.check_packing(args)
         self._layers = read_model_config(config_file(args.hf_checkpoint))
         self.passes = BalancedPasses()
-        """The passes, those of the agent once the model is built, in a process that trains the actor."""
+        """The passes, those of the agent once the model is built."""
+        self._is_critic = False
         self._has_routing = self._has_updater = False
         self._batches: Batches | None = None
         """The batches of the rollout, on ranks that report them."""
@@ -67,18 +69,18 @@ class BalancedTraining:
         self._manager: Any = None
         """The rollout manager, if this process tells it which step comes next."""
 
-    def attach(self, chunks: Sequence[Any], optimizer: Any) -> None:
-        """Collective over all ranks: register the job, and attach an agent to the model that was built and loaded."""
+    def attach(self, role: str, chunks: Sequence[Any], optimizer: Any) -> None:
+        """Collective over all ranks: register the job, and attach an agent to the actor or critic that was built."""
+        self._is_critic = role == "critic"
         if self._settings.mode is Mode.OBSERVE:
-            self.observer = observe_megatron(self._settings, self._layers, chunks, optimizer)
+            if not self._is_critic:
+                self.observer = observe_megatron(self._settings, self._layers, chunks, optimizer)
             return
-        self.passes = attach_job(
-            self._settings,
-            self._layers,
-            chunks,
-            optimizer,
-            unplanned=["the critic"] if getattr(self._args, "use_critic", False) else [],
-        )
+        settings = replace(self._settings, reorder="never") if self._is_critic else self._settings
+        beside = "critic" if self._is_critic else ""
+        self.passes = attach_job(settings, self._layers, chunks, optimizer, beside=beside)
+        if self._is_critic:
+            return
         self._others = OtherModels(self.passes, self._args)
         if self._settings.pack:
             check_packable(parallel_layout(), self.passes.planned.cluster)
@@ -89,7 +91,7 @@ class BalancedTraining:
         Args:
             manager: the handle of the actor.
         """
-        if self.passes.agent is None or manager is None or dist.get_rank() != 0:
+        if self.passes.agent is None or self._is_critic or manager is None or dist.get_rank() != 0:
             return
         without = "samples are reported when training begins"
         if getattr(self._args, "use_rollout_routing_replay", False):
@@ -103,7 +105,6 @@ class BalancedTraining:
             attempt=planned.attempt,
             layers=self._layers,
             ranks=parallel_layout(),
-            credentials=Credentials.from_env(),
             num_other_steps=self._others.num_steps,
         )
         without = f"pack is set, but {self._framework.name}'s own schedule stays"
@@ -135,22 +136,22 @@ class BalancedTraining:
     ) -> None:
         """Collective over all ranks: begin a rollout; keep its routing, if it has any, until its passes have begun."""
         self._rollout += 1
-        self._has_routing = "rollout_routed_experts" in rollout_data
+        self._has_routing = "rollout_routed_experts" in rollout_data and not self._is_critic
         if self._has_routing and self.passes.agent is not None and self.passes.planned.is_reporting:
             self._batches = self._framework.batches(self._layers, rollout_data, iterators, num_microbatches)
         self._others.begin()
 
     @contextmanager
     def log_probs(self, store_prefix: str) -> Iterator[None]:
-        """Plan the passes over log-probabilities that run in the body.
+        """Plan the passes over log-probabilities, or over the values of a critic, that run in the body.
 
         Args:
-            store_prefix: empty for old log-probabilities; the reference and the teacher have prefixes.
+            store_prefix: empty for old log-probabilities and values; the reference and the teacher have prefixes.
         """
-        is_of_actor = not store_prefix and not self._args.keep_old_actor
-        if not is_of_actor:
+        is_trained = not store_prefix and (self._is_critic or not self._args.keep_old_actor)
+        if not is_trained:
             self._others.go_on()
-        with self._passes(Phase.RECOMPUTE if is_of_actor else None):
+        with self._passes(Phase.RECOMPUTE if is_trained else None):
             yield
 
     @contextmanager
