@@ -23,7 +23,7 @@ from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
 from harness.trained import NUM_EXPORTED, ROUNDING, Trained, differing
 from relibra.agent import Agent, StepOutcome
 from relibra.planning import Cause, Cluster, Model
-from relibra.plugins import plan_wait
+from relibra.plugins import balanced_passes, plan_wait
 from relibra.wire.client import PlannerClient
 
 AWAY = "127.0.0.1:1"
@@ -70,7 +70,7 @@ def refused(of_class: type[Exception], text: str) -> Iterator[None]:
 
 
 @contextmanager
-def noted_outcomes(*, awaits_history: bool = False) -> Iterator[list[StepOutcome]]:
+def noted_outcomes(*, awaits_history: bool = False, job: str | None = None) -> Iterator[list[StepOutcome]]:
     """Yield a list that gets the outcome of every pass that begins in the body.
 
     Passes are much longer in a job than here. So no pass here is too short to wait for its plan.
@@ -78,19 +78,24 @@ def noted_outcomes(*, awaits_history: bool = False) -> Iterator[list[StepOutcome
     Args:
         awaits_history: whether a pass begins only when the planner has a plan from the reports of the pass before the
             last one, which it has made meanwhile in a job.
+        job: the job whose passes they are; by default those of all jobs.
     """
     outcomes: list[StepOutcome] = []
     plain = Agent.begin_step
 
     def begin_step(self: Agent, step: int, *args: Any, **kwargs: Any) -> StepOutcome:
-        if awaits_history:
+        is_of_job = job in (None, self._config.job_id)
+        if awaits_history and is_of_job:
             _await_history(self, step - 1)
-        outcomes.append(plain(self, step, *args, **kwargs))
-        return outcomes[-1]
+        outcome = plain(self, step, *args, **kwargs)
+        if is_of_job:
+            outcomes.append(outcome)
+        return outcome
 
     with (
         mock.patch.object(Agent, "begin_step", begin_step),
         mock.patch.object(plan_wait, "most_wait_s", lambda limit_s, *_: limit_s),
+        mock.patch.object(balanced_passes, "_HISTORY_TIMEOUT_S", _HISTORY_S),
     ):
         yield outcomes
 
@@ -98,7 +103,7 @@ def noted_outcomes(*, awaits_history: bool = False) -> Iterator[list[StepOutcome
 def _await_history(agent: Agent, step: int) -> None:
     """Return once the planner has a plan for `step` from the reports of earlier steps."""
     config, deadline_s = agent._config, time.monotonic() + _HISTORY_S
-    with PlannerClient(config.planner_address, attempt=config.attempt) as planner:
+    with PlannerClient(config.planner_address, timeout_s=_HISTORY_S, attempt=config.attempt) as planner:
         planned = 0
         while planned < step:
             assert time.monotonic() < deadline_s, f"no plan from history for step {step} within {_HISTORY_S} s"
@@ -133,6 +138,14 @@ def check_planned(outcomes: list[StepOutcome], num_passes: int) -> None:
     """Check that a planner planned every pass."""
     check_applied(outcomes, num_passes)
     assert any(outcome.num_moved_experts or outcome.num_replicas for outcome in outcomes)
+
+
+def check_planned_beside(outcomes: list[StepOutcome], num_passes: int) -> None:
+    """Check that a planner planned the passes of a model beside the policy from history, and that no expert moved."""
+    assert [outcome.step for outcome in outcomes] == list(range(num_passes))
+    assert outcomes[-1].applied is not None, [outcome.reason for outcome in outcomes]
+    assert outcomes[-1].num_replicas
+    assert not any(outcome.num_moved_experts for outcome in outcomes)
 
 
 def check_equal(trained: Trained, alone: Trained) -> None:
@@ -268,7 +281,7 @@ class Contract:
         """Run a job with a real planner; check that all is that of the framework alone, and return the outcomes."""
         alone = self.plugin.train(at, self.plugin.build(at, balanced=False, **of_build), **of_train)
         self.plugin.environment(at.planner, job)
-        with noted_outcomes(awaits_history=awaits_history) as outcomes:
+        with noted_outcomes(awaits_history=awaits_history, job=job) as outcomes:
             engine = self.plugin.build(at, balanced=True, **of_build)
             trained = self.plugin.train(at, engine, **of_train)
         check_equal(trained, alone)

@@ -20,12 +20,13 @@ MAX_TOKENS = 24
 __all__ = ["batch", "build", "infer", "sent", "update"]
 
 
-def configuration(model: Path, bridge_type: str = "megatron-bridge") -> Any:
-    """Return the section `actor` of AReaL's configuration.
+def configuration(model: Path, bridge_type: str = "megatron-bridge", role: str = "actor") -> Any:
+    """Return a section of AReaL's configuration.
 
     Args:
         model: the folder of the model.
         bridge_type: the converter of weights; AReaL's default is `mbridge`.
+        role: the section: actor or ref.
     """
     from areal.api.cli_args import MegatronEngineConfig, MicroBatchSpec, OptimizerConfig, PPOActorConfig
 
@@ -37,7 +38,7 @@ def configuration(model: Path, bridge_type: str = "megatron-bridge") -> Any:
         dtype="float32",
         gradient_checkpointing=False,
         mb_spec=MicroBatchSpec(max_tokens_per_mb=MAX_TOKENS),
-        optimizer=OptimizerConfig(lr=1e-3, eps=ADAM_EPS, warmup_steps_proportion=0.0),
+        optimizer=None if role == "ref" else OptimizerConfig(lr=1e-3, eps=ADAM_EPS, warmup_steps_proportion=0.0),
         megatron=MegatronEngineConfig(
             bridge_type=bridge_type,
             use_bridge_for_update_weights=bridge_type == "megatron-bridge",
@@ -48,7 +49,7 @@ def configuration(model: Path, bridge_type: str = "megatron-bridge") -> Any:
     )
 
 
-def build(engine: type[Any], model: Path, bridge_type: str = "megatron-bridge") -> Any:
+def build(engine: type[Any], model: Path, bridge_type: str = "megatron-bridge", role: str = "actor") -> Any:
     """Build and initialize an engine as AReaL's `PPOTrainer` does."""
     from areal.api import FinetuneSpec, ParallelStrategy
     from megatron.core import parallel_state
@@ -58,7 +59,7 @@ def build(engine: type[Any], model: Path, bridge_type: str = "megatron-bridge") 
         parallel_state.initialize_model_parallel(
             expert_model_parallel_size=RANKS, expert_tensor_parallel_size=1, order="tp-cp-ep-dp-pp"
         )
-    built = engine(configuration(model, bridge_type))
+    built = engine(configuration(model, bridge_type, role))
     seed()
     built.create_process_group(ParallelStrategy(data_parallel_size=RANKS, expert_parallel_size=RANKS))
     seed()

@@ -21,15 +21,17 @@ from harness.plugin_contract import (
     check_equal,
     check_moved,
     check_nothing_moves,
+    check_planned_beside,
     moving,
     named,
+    noted_outcomes,
     refused,
 )
 from harness.skyrl.workers import environment
 from harness.trained import NUM_EXPORTED, ROUNDING, Trained, differing, relative, unequal
 from relibra.errors import Unsupported
 from relibra.integrations.areal import balanced as balanced_trainer
-from relibra.plugins.areal.engine import BalancedPPOActor
+from relibra.plugins.areal.engine import BalancedPPOActor, BalancedReference
 from relibra.plugins.areal.recovery import StateByExpert
 
 NUM_UPDATES = 3
@@ -118,26 +120,47 @@ def S5_a_job_that_replays_nothing_is_planned_from_history(at: Rank) -> None:
     CONTRACT.check_planned_from_history(at, "areal-history")
 
 
-def the_trainer_creates_the_engine_of_the_plug_in(at: Rank) -> None:
-    """It does so for the actor, here or in workers; the reference gets AReaL's."""
+def S5_the_reference_is_a_job_of_its_own_that_is_planned_from_history(at: Rank) -> None:
+    """A real planner plans its passes from those before; log-probabilities are those of AReaL's own engine."""
+    environment(at.planner, "areal")
+    alone, balanced = (
+        engines.build(engine, at.folder / "model", "mbridge", "ref") for engine in (MegatronPPOActor, BalancedReference)
+    )
+    with noted_outcomes(awaits_history=True, job="areal-reference") as outcomes:
+        for step in range(NUM_UPDATES):
+            want, got = (engines.infer(engine, engines.batch(at.number, step)) for engine in (alone, balanced))
+            assert float((got - want).abs().max()) < ROUNDING
+    check_planned_beside(outcomes, NUM_UPDATES)
+    balanced.passes.close()
+
+
+def the_trainer_creates_the_engines_of_the_plug_in(at: Rank) -> None:
+    """It does so for actor and reference, here or in workers; a teacher gets AReaL's."""
     from areal.trainer.rl_trainer import PPOTrainer
 
     environment(AWAY, "")
-    actor, reference = (engines.configuration(at.folder / "model") for _ in range(2))
+    folder, roles = at.folder / "model", ("actor", "ref", "ref")
+    actor, reference, teacher = (engines.configuration(folder, role=role) for role in roles)
     actor.scheduling_spec[0].env_vars["RELIBRA_PLANNER"] = "planner:7420"
     trainer = object.__new__(balanced_trainer(PPOTrainer))  # a whole trainer starts a rollout
-    trainer.config = SimpleNamespace(actor=actor, experiment_name="Tiny", trial_name="one")
+    of_models = {"actor": actor, "ref": reference, "critic": None, "teacher": teacher}
+    trainer.config = SimpleNamespace(**of_models, experiment_name="Tiny", trial_name="one")
     trainer.scheduler = None
-    allocation = SimpleNamespace(backend="megatron", parallel=None)
-    controlled = [trainer._create_train_engine(config, allocation).train_engine for config in (actor, reference)]
+
+    def created() -> list[Any]:
+        allocation = SimpleNamespace(backend="megatron", parallel=None)
+        return [trainer._create_train_engine(config, allocation) for config in (actor, reference, teacher)]
+
+    controlled = [controller.train_engine for controller in created()]
     with (
         mock.patch.dict(os.environ, AREAL_SPMD_MODE="1"),
         mock.patch.object(MegatronPPOActor, "create_process_group"),
     ):
-        in_process = [type(trainer._create_train_engine(config, allocation)) for config in (actor, reference)]
-    assert controlled == in_process == [BalancedPPOActor, MegatronPPOActor]
-    variables = actor.scheduling_spec[0].env_vars
-    assert (variables["RELIBRA_PLANNER"], variables["RELIBRA_JOB"]) == ("planner:7420", "Tiny-one")
+        in_process = [type(engine) for engine in created()]
+    assert controlled == in_process == [BalancedPPOActor, BalancedReference, MegatronPPOActor]
+    for config in (actor, reference):
+        variables = config.scheduling_spec[0].env_vars
+        assert (variables["RELIBRA_PLANNER"], variables["RELIBRA_JOB"]) == ("planner:7420", "Tiny-one")
 
 
 def S9_weights_that_would_leave_through_awex_are_refused_at_start(at: Rank) -> None:
@@ -162,6 +185,7 @@ SCENARIOS = named(
     S5_a_job_that_replays_nothing_is_planned_from_history,
     CONTRACT.checkpoints_are_the_frameworks_own_unless_experts_may_move,
     CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
-    the_trainer_creates_the_engine_of_the_plug_in,
+    S5_the_reference_is_a_job_of_its_own_that_is_planned_from_history,
+    the_trainer_creates_the_engines_of_the_plug_in,
     S9_weights_that_would_leave_through_awex_are_refused_at_start,
 )

@@ -16,8 +16,10 @@ from harness.plugin_contract import (
     Rank,
     check_equal,
     check_moved,
+    check_planned_beside,
     moving,
     named,
+    noted_outcomes,
 )
 from harness.trained import ROUNDING, Trained, differing, relative
 
@@ -40,6 +42,12 @@ def train(at: Rank, job: tuple[Any, Any], *, saves: bool = False) -> Trained:
     return trainers.train(*job, saves=saves)
 
 
+def close(job: tuple[Any, Any]) -> None:
+    """Take the agents out of the models."""
+    job[0].passes.close()
+    job[0].reference.close()
+
+
 CONTRACT = Contract(
     Plugin(
         environment=trainers.environment,
@@ -48,7 +56,7 @@ CONTRACT = Contract(
         exported=lambda job: job[0].engine.received[-1],
         stores_by_expert=lambda job: bool(job[0].args.dist_ckpt_optim_fully_reshardable),
         num_passes=2 * NUM_UPDATES,  # passes over log-probabilities, and updates
-        close=lambda job: job[0].passes.close(),
+        close=close,
     )
 )
 
@@ -60,7 +68,7 @@ def S5_all_is_that_of_the_framework_alone_when_experts_move_before_every_pass(at
         CONTRACT.moved = build(at, balanced=True, offload_model=True, offload_optimizer=True)
         trained = train(at, CONTRACT.moved, saves=True)
     assert type(CONTRACT.moved[0]).__name__ == "BalancedGRPOTrainer"
-    check_moved(outcomes, 2 * NUM_UPDATES)
+    check_moved(outcomes, 3 * NUM_UPDATES)  # and those of the reference
     check_equal(trained, CONTRACT.alone)
 
 
@@ -121,6 +129,17 @@ def S5_a_job_that_replays_nothing_is_planned_from_history(at: Rank) -> None:
         CONTRACT.check_planned_from_history(at, f"ms-swift-{mode}", of_build={"router_replay_mode": mode})
 
 
+def S5_the_reference_is_a_job_of_its_own_that_is_planned_from_history(at: Rank) -> None:
+    """A real planner plans its pass over each generation from those before, and no expert of it moves."""
+    trainers.environment(at.planner, "ms-swift-beside")
+    with noted_outcomes(awaits_history=True, job="ms-swift-beside-reference") as outcomes:
+        job = build(at, balanced=True)
+        trained = train(at, job)
+    check_equal(trained, CONTRACT.alone)
+    check_planned_beside(outcomes, NUM_UPDATES)
+    close(job)
+
+
 SCENARIOS = named(
     CONTRACT.the_framework_alone_trains,
     S5_all_is_that_of_the_framework_alone_when_experts_move_before_every_pass,
@@ -128,6 +147,7 @@ SCENARIOS = named(
     S5_ms_swift_alone_loads_a_checkpoint_after_reorders,
     a_planner_plans_log_probs_of_a_generation_and_each_of_its_updates,
     S5_a_job_that_replays_nothing_is_planned_from_history,
+    S5_the_reference_is_a_job_of_its_own_that_is_planned_from_history,
     CONTRACT.checkpoints_are_the_frameworks_own_unless_experts_may_move,
     CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
 )

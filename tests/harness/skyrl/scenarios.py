@@ -9,7 +9,16 @@ import torch
 from skyrl.backends.skyrl_train.workers.megatron.megatron_worker import MegatronPolicyWorkerBase, MegatronRefWorkerBase
 
 from harness import tiny_qwen3_moe
-from harness.plugin_contract import Contract, Plugin, Rank, check_moved, moving, named, noted_outcomes
+from harness.plugin_contract import (
+    Contract,
+    Plugin,
+    Rank,
+    check_moved,
+    check_planned_beside,
+    moving,
+    named,
+    noted_outcomes,
+)
 from harness.skyrl import workers
 from harness.trained import ROUNDING, Trained, differing, relative
 from relibra.plugins.skyrl.reference import BalancedReferenceWorker
@@ -119,10 +128,7 @@ def S5_the_reference_is_a_job_of_its_own_that_is_planned_from_history(at: Rank) 
             data = workers.batch(at.number, step, has_routes=False)
             want, got = (logprobs_of(worker, data) for worker in (alone, balanced))
             assert float((got - want).abs().max()) < ROUNDING
-    assert [outcome.step for outcome in outcomes] == list(range(NUM_UPDATES))
-    assert outcomes[-1].applied is not None
-    assert outcomes[-1].num_replicas
-    assert not any(outcome.num_moved_experts for outcome in outcomes)
+    check_planned_beside(outcomes, NUM_UPDATES)
     balanced.passes.close()
 
 

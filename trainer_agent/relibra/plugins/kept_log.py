@@ -10,6 +10,9 @@ import logging
 def keep_log() -> None:
     """Print relibra's warnings to stderr where no handler of the root logger takes them. A second call does nothing."""
     logger = logging.getLogger("relibra")
+    for name in list(logging.root.manager.loggerDict):  # AReaL's configuration of the log turns loggers off that exist
+        if name.startswith("relibra"):
+            logging.getLogger(name).disabled = False
     if any(isinstance(handler, _WhereRootIsSilent) for handler in logger.handlers):
         return
     logger.addHandler(_WhereRootIsSilent(logging.WARNING))

@@ -1,6 +1,7 @@
-"""AReaL's Megatron engine of the actor with an agent inside: every pass is planned from the passes before."""
+"""AReaL's Megatron engines with an agent inside: every pass is planned from the passes before."""
 
 import os
+from dataclasses import replace
 from typing import Any
 
 from areal.engine import megatron_engine
@@ -26,8 +27,10 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
     Each call of `forward_backward_batch` is a step at the planner.
     """
 
+    beside = ""
+    """What the model is, if it is not the actor."""
     passes = BalancedPasses()
-    """The passes of this engine; its agent balances them if the engine trains."""
+    """The passes of this engine, with an agent once the model is built."""
     _renamed: Renamed
     """Gives experts their own names, while an update of weights is under way."""
 
@@ -39,18 +42,19 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
             Unsupported: the agent cannot execute the model, the optimizer or a setting of AReaL.
         """
         super().initialize(*args, **kwargs)
-        if self.optimizer is None:
-            return
         settings = PluginSettings.read({}, os.environ, default_job="areal", may_pack=False)
         layers = layers_of_config(self.hf_config.get_text_config().to_dict())
         if settings.mode is Mode.OBSERVE:
-            self.observer = observe_megatron(settings, layers, list(self.model), self.optimizer)
+            if not self.beside:
+                self.observer = observe_megatron(settings, layers, list(self.model), self.optimizer)
             return
         if self.config.use_lora:
             raise Unsupported("expected actor.use_lora=false, because each rank of AReaL trains other adapters")
         if self.enable_tree_training:
-            raise Unsupported("expected actor.enable_tree_training=false, because relibra does not plan for trees")
-        self.passes = attach_job(settings, layers, list(self.model), self.optimizer)
+            raise Unsupported("expected enable_tree_training=false, because relibra does not plan for trees")
+        if self.beside:
+            settings = replace(settings, reorder="never")
+        self.passes = attach_job(settings, layers, list(self.model), self.optimizer, beside=self.beside)
         if self.passes.mover is not None:
             self._state = self.checkpointer.optimizer = StateByExpert(self.optimizer)
 
@@ -74,6 +78,8 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
         self.passes.begin(Phase.RECOMPUTE if forward_only else Phase.UPDATE)
         with self.passes.in_schedules_of(megatron_engine):
             super().forward_backward_batch(mb_list, process_output_fn, forward_only, *args, **kwargs)
+        if self.optimizer is None:
+            self.passes.end()
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
         """Step as AReaL does, and end the agent's step."""
@@ -114,3 +120,9 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
         # In place, because AReaL empties the list to free the tensors.
         converted_named_tensors[:] = self._renamed(list(converted_named_tensors), is_whole=False)
         super()._update_bucket_weights_from_distributed(meta, converted_named_tensors, *args, **kwargs)
+
+
+class BalancedReference(BalancedPPOActor):
+    """The engine of the reference, a job of its own. No expert of it moves, and its steps end with their passes."""
+
+    beside = "reference"

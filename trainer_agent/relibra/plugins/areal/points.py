@@ -10,12 +10,11 @@ NO_AWEX = (
 )
 """Why a job is refused whose weights leave through awex."""
 
-TRAINER: Points = {"PPOTrainer._create_train_engine": ("actor_config", "alloc"), "is_single_controller": ()}
+TRAINER: Points = {"PPOTrainer._create_train_engine": ("actor_config", "alloc")}
 """Attributes of `areal.trainer.rl_trainer`."""
 
 ENGINE: Points = {
     "get_forward_backward_func": (),
-    "MegatronPPOActor.as_controller": ("config", "scheduler"),
     "MegatronCheckpointManager.generate_state_dict": (),
     "MegatronPPOActor.initialize": (),
     "MegatronPPOActor.connect_engine": ("engine", "meta"),

@@ -1,48 +1,57 @@
-"""AReaL's trainer, with an actor that balances."""
+"""AReaL's trainer, with an actor and a reference that balance."""
 
+import logging
 import os
 from typing import Any
 
+from areal import engine as own_engines
 from areal.trainer import rl_trainer
 
 from relibra.errors import Unsupported
 from relibra.plugins.areal import points
+from relibra.plugins.balanced_passes import replace_attribute
+from relibra.plugins.kept_log import keep_log
 from relibra.plugins.points import check_points
 from relibra.plugins.settings import PluginSettings, job_name
+
+log = logging.getLogger(__name__)
 
 check_points(rl_trainer, points.TRAINER, version=points.VERSION, without=points.OFF)
 
 
 def balanced(trainer: type[Any]) -> type[Any]:
-    """Return a subclass of a trainer of AReaL, `PPOTrainer` or your own, whose actor is balanced."""
+    """Return a subclass of a trainer of AReaL, `PPOTrainer` or your own, whose actor and reference are balanced."""
 
     class BalancedTrainer(trainer):  # type: ignore[misc]
-        """The trainer; only the class of its actor's engine differs."""
+        """The trainer; only the classes of two engines differ."""
 
         def _create_train_engine(self, actor_config: Any, alloc: Any, *args: Any, **kwargs: Any) -> Any:
-            """Create the engine of this plug-in for the actor; the reference and the teacher get AReaL's.
+            """Create the engine of this plug-in for the actor and the reference; a teacher gets AReaL's.
 
             Raises:
                 InvalidInput: a setting of relibra is missing or wrong.
                 Unsupported: the actor's backend is not megatron, or its weights leave through awex.
             """
-            if actor_config is not self.config.actor:
+            is_actor, is_of_megatron = actor_config is self.config.actor, alloc.backend == "megatron"
+            if is_actor:
+                if not is_of_megatron:
+                    raise Unsupported(
+                        f"expected actor.backend=megatron:..., because relibra balances no other, got {alloc.backend}"
+                    )
+                if actor_config._version == "v2":
+                    raise Unsupported(points.NO_AWEX)
+                _pass_settings_on(self.config)
+                keep_log()
+                for model in ("critic", "teacher"):
+                    if getattr(self.config, model) is not None:
+                        log.warning("relibra leaves the %s as it is: it balances actors and references alone", model)
+            elif actor_config is not self.config.ref or not is_of_megatron:
                 return super()._create_train_engine(actor_config, alloc, *args, **kwargs)
-            if alloc.backend != "megatron":
-                raise Unsupported(
-                    f"expected actor.backend=megatron:..., because relibra balances no other, got {alloc.backend}"
-                )
-            if actor_config._version == "v2":
-                raise Unsupported(points.NO_AWEX)
-            from relibra.plugins.areal.engine import BalancedPPOActor
+            from relibra.plugins.areal.engine import BalancedPPOActor, BalancedReference
 
-            _pass_settings_on(self.config)
-            if rl_trainer.is_single_controller():
-                actor = BalancedPPOActor.as_controller(actor_config, self.scheduler)
-            else:
-                actor = BalancedPPOActor(config=actor_config)
-            actor.create_process_group(parallel_strategy=alloc.parallel)
-            return actor
+            of_class = BalancedPPOActor if is_actor else BalancedReference
+            with replace_attribute(own_engines, "MegatronPPOActor", of_class):
+                return super()._create_train_engine(actor_config, alloc, *args, **kwargs)
 
     return BalancedTrainer
 
@@ -57,5 +66,6 @@ def _pass_settings_on(config: Any) -> None:
     job = job_name(config.experiment_name, config.trial_name, default="areal")
     os.environ.update(PluginSettings.read({}, os.environ, default_job=job, may_pack=False).variables())
     variables = {name: value for name, value in os.environ.items() if name.startswith("RELIBRA_")}
-    for spec in config.actor.scheduling_spec:
-        spec.env_vars.update(variables)
+    for model in filter(None, (config.actor, config.ref)):
+        for spec in model.scheduling_spec:
+            spec.env_vars.update(variables)

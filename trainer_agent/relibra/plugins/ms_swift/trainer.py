@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,12 +32,14 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
 
     ms-swift computes the log-probabilities of a micro-batch as soon as it has made it. This trainer waits until all
     micro-batches of a generation are there, so that they are planned together, and then has ms-swift compute all.
-    Each update is a step at the planner, and so is the pass over log-probabilities before it. If a generation has one
-    update, both have the same micro-batches, and are two phases of one step.
+    Each update is a step at the planner, and so is the policy's pass over log-probabilities before it. If a generation
+    has one update, both have the same micro-batches, and are two phases of one step.
     """
 
     passes = BalancedPasses()
     """The passes of the policy, those of its agent once everything is built."""
+    reference = BalancedPasses()
+    """The passes of the reference, a job of its own that is planned from history, if the job has one."""
     _has_said_unplanned = False
 
     def __init__(self, args: Any, *more: Any, **kwargs: Any) -> None:
@@ -58,7 +61,11 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
         if settings.mode is Mode.OBSERVE:
             self.observer = observe_megatron(settings, layers, self.wrapped_models, self.optimizer)
             return
-        self.passes = attach_job(settings, layers, self.wrapped_models, self.optimizer)
+        unplanned = ["the teacher"] if self.teacher_models else []
+        self.passes = attach_job(settings, layers, self.wrapped_models, self.optimizer, unplanned=unplanned)
+        if self.beta and self.ref_models:
+            settings = replace(settings, reorder="never")
+            self.reference = attach_job(settings, layers, self.ref_models, None, beside="reference")
         export, save = self.bridge.export_weights, self.bridge.save_weights
 
         @functools.wraps(export)
@@ -87,19 +94,21 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
         return self.passes.forward_step(super().forward_step)(data_iterator, model, *args, **kwargs)
 
     def compute_per_token_logps(self, model: Any, data_iterator: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run a micro-batch without gradients, and tell the agent which one it is if the policy runs it."""
+        """Run a micro-batch without gradients, and tell the agent of its model which one it is."""
         compute = super().compute_per_token_logps
 
         def run(data_iterator: Any, model: Any) -> Any:
             return compute(model, data_iterator, *args, **kwargs)
 
-        run_policy = self.passes.forward_step(run)
-        return (run_policy if model is self.unwrapped_models[0] else run)(data_iterator, model)
+        for models, passes in ((self.unwrapped_models, self.passes), (self.ref_models, self.reference)):
+            if models and model is models[0]:
+                return passes.forward_step(run)(data_iterator, model)
+        return run(data_iterator, model)
 
     @contextmanager
     def offload_context(self, *args: Any, **kwargs: Any) -> Iterator[None]:
         """Offload as ms-swift does, which reads names and does not use them."""
-        with self.passes.ignoring_names(), super().offload_context(*args, **kwargs):
+        with self.passes.ignoring_names(), self.reference.ignoring_names(), super().offload_context(*args, **kwargs):
             yield
 
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
@@ -141,10 +150,12 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
         if not waiting:
             return
         self._begin([batch["grpo_batch"] for batch, *_ in waiting], Phase.RECOMPUTE)
+        self.reference.begin(Phase.RECOMPUTE)
         with grpo_trainer.profiling_context(self, "compute_ref_old_logps"):
             for batch, args, kwargs in waiting:
                 batch.update(super()._maybe_compute_logps(batch, *args, **kwargs))
         self.passes.pause()
+        self.reference.end()
 
     def _keep_routing(self, batch: Mapping[str, Any]) -> None:
         if self.passes.planned.is_reporting and batch.get("routed_experts") is not None:

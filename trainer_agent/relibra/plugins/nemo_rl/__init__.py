@@ -7,7 +7,6 @@ the modules of the worker during a pass.
     __main__        runs a script of NeMo-RL with the plug-in installed
     launch          makes the driver's policies start the worker of this plug-in
     points          the attributes of NeMo-RL that the plug-in relies on, checked at start
-    configuration   what the plug-in takes from the model that NeMo-RL has built
     refusals        the settings of NeMo-RL that the plug-in refuses
     rollout         reports the samples of the driver's rollouts where they finish
     batch           what a rank trains on, in the form of `relibra.steps`

@@ -1,6 +1,7 @@
 """`install`: have the policies of a NeMo-RL driver start the worker of this plug-in."""
 
 import logging
+import sys
 from typing import Any
 
 from relibra.plugins.nemo_rl import points
@@ -40,6 +41,8 @@ def install() -> None:
         install_in_rollout()  # a policy is made when the algorithm is loaded, and before its rollouts
         registry = environments.ACTOR_ENVIRONMENT_REGISTRY
         if WORKER not in registry:
+            if "nemo_rl.models.value.lm_value" in sys.modules:
+                log.warning("relibra leaves the critic as it is: it balances policies and their references alone")
             python = environments.get_actor_python_env(MEGATRON)
             # NeMo-RL names an environment after its worker. That of its own worker may be built already.
             is_command = python.startswith("uv")

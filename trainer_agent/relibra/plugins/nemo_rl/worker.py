@@ -12,6 +12,8 @@ from typing import Any
 
 import ray
 import torch.distributed as dist
+from megatron.core.utils import get_model_config
+from nemo_rl.models.megatron import router_replay
 from nemo_rl.models.megatron import train as megatron_train
 from nemo_rl.models.policy.utils import get_runtime_env_for_policy_worker
 from nemo_rl.models.policy.workers import megatron_policy_worker as policy_worker
@@ -23,15 +25,15 @@ from relibra.plugins.attached_job import attach_job
 from relibra.plugins.balanced_passes import BalancedPasses, replace_attribute, within
 from relibra.plugins.nemo_rl import points
 from relibra.plugins.nemo_rl.batch import rank_batch
-from relibra.plugins.nemo_rl.configuration import layers_of
 from relibra.plugins.nemo_rl.refusals import check_generation, check_settings
 from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.settings import Mode, PluginSettings
+from relibra.routing import ModelLayers
 from relibra.steps import RankBatch
 
 log = logging.getLogger(__name__)
 
-points.check(policy_worker, megatron_train)
+points.check(policy_worker, megatron_train, router_replay)
 
 
 @within("ignoring_names", "check_tensor_parallel_attributes")
@@ -171,6 +173,17 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
         ):
             yield
         self.passes.end()
+
+
+def layers_of(model: Any) -> ModelLayers:
+    """Return the layers of a built model as NeMo-RL's routing replay numbers them."""
+    config = get_model_config(model)
+    moe = set(router_replay._global_moe_layer_numbers(config))
+    return ModelLayers(
+        num_experts=config.num_moe_experts,
+        top_k=config.moe_router_topk,
+        is_moe=tuple(number in moe for number in range(1, config.num_layers + 1)),
+    )
 
 
 @ray.remote(runtime_env=get_runtime_env_for_policy_worker("megatron_policy_worker"))
