@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from threading import Timer
 
 import numpy as np
 import pytest
@@ -44,12 +45,30 @@ def test_the_next_step_is_planned_from_samples_that_were_streamed(
 ) -> None:
     stream = RolloutStream(lambda: job_at(shared_planner.address, job_name, "this launch"))
     report_all(stream)
-    stream.submit(SAMPLES)
+    stream.submit(lambda: SAMPLES)
     plan = trainer.fetch_plan(job_name, 0, MODEL, wait_s=60)
     assert plan is not None
     assert plan.level is Level.STEP
     assert not trainer.claim_sequences(job_name, 0, [name_sequence(np.array(tokens)) for tokens in SAMPLES])
     stream.close()
+
+
+def test_a_step_whose_samples_other_processes_have_just_sent_is_planned(
+    shared_planner: Service, trainer: PlannerClient, job_name: str
+) -> None:
+    job = job_at(shared_planner.address, job_name, "this launch")
+    rollout, driver = RolloutStream(lambda: job), RolloutStream(lambda: job)
+
+    def sampled() -> list[list[int]]:
+        Timer(0.3, report_all, (rollout,)).start()
+        return SAMPLES
+
+    driver.submit(sampled)
+    plan = trainer.fetch_plan(job_name, 0, MODEL, wait_s=60)
+    assert plan is not None
+    assert plan.level is Level.STEP
+    for stream in (rollout, driver):
+        stream.close()
 
 
 def test_a_process_follows_the_launch_that_trains_now(
@@ -82,7 +101,7 @@ def test_L1_a_rollout_goes_on_whatever_happens_and_S9_the_log_says_it_once(
             stream.report(SAMPLES[0], None)
             stream.report(SAMPLES[0], np.zeros((8, 1, 1), dtype=np.uint8))
         stream.report(SAMPLES[0], routed_experts(0, 8))
-        stream.submit(SAMPLES)
+        stream.submit(lambda: SAMPLES)
     stream.close()
     said = [record.getMessage() for record in caplog.records]
     assert sum("training ranks report a sample that the rollout did not: routed_experts" in line for line in said) == 1

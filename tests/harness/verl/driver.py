@@ -1,4 +1,4 @@
-"""verl's trainers as far as they deal batches: `_balance_batch` is their own, and workers and queue are stand-ins.
+"""verl's trainer as far as it deals batches: `_balance_batch` is its own, and workers and queue are stand-ins.
 
 T tokens of a sequence, L layers, E experts, K top-k.
 """
@@ -14,8 +14,6 @@ import torch
 from hydra import compose, initialize_config_module
 from numpy.typing import NDArray
 from transfer_queue import KVBatchMeta
-from verl import DataProto
-from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
@@ -75,20 +73,26 @@ def configuration(*changed: str) -> Any:
         )
 
 
-def older(config: Any, group: Any) -> Any:
-    """Return verl's older trainer (`trainer.use_v1=False`), which can deal batches to a group of workers only."""
-    return _trainer(ray_trainer.RayPPOTrainer, config, group)
-
-
-def newer(config: Any, group: Any) -> Any:
-    """Return verl's newer trainer, which can deal batches to a group of workers only."""
-    return _trainer(PPOTrainerSync, config, group)
+def trainer(config: Any, group: Any) -> Any:
+    """Return verl's trainer, which can deal batches to a group of workers only."""
+    built = object.__new__(PPOTrainerSync)
+    built.config, built.actor_rollout_wg = config, group
+    built.use_critic, built.global_steps = False, 1
+    built.tokenizer = SimpleNamespace(eos_token_id=0)
+    return built
 
 
 def dealt(trainer: Any, rows: Rows, metrics: dict[str, Any]) -> list[int]:
     """Let a trainer deal a batch; return the order of the sequences."""
-    deal = _dealt_by_older if isinstance(trainer, ray_trainer.RayPPOTrainer) else _dealt_by_newer
-    return deal(trainer, rows, metrics)
+    lengths = rows["attention_mask"].sum(-1).tolist()
+    batch = KVBatchMeta(
+        keys=[f"{index}" for index in range(len(lengths))],
+        tags=[{"seq_len": length} for length in lengths],
+        partition_id="train",
+    )
+    with _queue_of(rows):
+        batch = trainer._balance_batch(batch, metrics=metrics)
+    return [int(key) for key in batch.keys]
 
 
 def crossing(rows: Rows, indices: Sequence[int], home_node_LE: NDArray[np.integer], node: int) -> int:
@@ -102,33 +106,6 @@ def crossing(rows: Rows, indices: Sequence[int], home_node_LE: NDArray[np.intege
             int(np.sum(home_node_E[routes_TLK[:, layer]] != node)) for layer, home_node_E in enumerate(home_node_LE)
         )
     return total
-
-
-def _trainer(of_class: type[Any], config: Any, group: Any) -> Any:
-    built = object.__new__(of_class)
-    built.config, built.actor_rollout_wg = config, group
-    built.use_critic, built.global_steps = False, 1
-    built.tokenizer = SimpleNamespace(eos_token_id=0)
-    return built
-
-
-def _dealt_by_older(trainer: Any, rows: Rows, metrics: dict[str, Any]) -> list[int]:
-    batch = DataProto.from_single_dict(dict(rows))
-    trainer._balance_batch(batch, metrics=metrics)
-    order: list[int] = batch.batch["index"].tolist()
-    return order
-
-
-def _dealt_by_newer(trainer: Any, rows: Rows, metrics: dict[str, Any]) -> list[int]:
-    lengths = rows["attention_mask"].sum(-1).tolist()
-    batch = KVBatchMeta(
-        keys=[f"{index}" for index in range(len(lengths))],
-        tags=[{"seq_len": length} for length in lengths],
-        partition_id="train",
-    )
-    with _queue_of(rows):
-        batch = trainer._balance_batch(batch, metrics=metrics)
-    return [int(key) for key in batch.keys]
 
 
 @contextmanager

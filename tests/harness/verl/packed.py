@@ -24,8 +24,6 @@ from relibra.plugins.verl.trained_job import trained_job
 
 NUM_BATCHES = 2
 RANKS_OF_NODE = 2
-TRAINERS = (driver.older, driver.newer)
-"""The trainer of each batch."""
 
 
 def with_pack_sequences_start_on_the_machine_of_their_experts(at: Rank) -> None:
@@ -55,15 +53,15 @@ def with_pack_sequences_start_on_the_machine_of_their_experts(at: Rank) -> None:
 
 
 def L1_verls_own_deal_stays_while_the_planner_is_away(at: Rank) -> None:
-    """So it does for both trainers."""
+    """So it does for batch after batch."""
     engines.environment(AWAY, "verl-unpacked")
     engine = _built(at, balanced=True)
     rows = driver.rows_of_two_domains(0, NUM_LAYERS)
     if at.number == 0:
-        for build in TRAINERS:
-            verls, pack = (build(driver.configuration(f"+relibra.pack={pack}"), _group()) for pack in (False, True))
-            for _ in range(2):
-                assert _order(pack, rows) == _order(verls, rows)
+        configs = (driver.configuration(f"+relibra.pack={pack}") for pack in (False, True))
+        verls, pack = (driver.trainer(config, _group()) for config in configs)
+        for _ in range(2):
+            assert _order(pack, rows) == _order(verls, rows)
     engine.passes.close()
     parallel_state.destroy_model_parallel()
 
@@ -96,7 +94,7 @@ def _trained(at: Rank, *, balanced: bool, pack: bool) -> tuple[list[list[int]], 
     config = driver.configuration(f"+relibra.pack={pack}")
     for index in range(NUM_BATCHES):
         rows = driver.rows_of_two_domains(index, NUM_LAYERS)
-        told = [_order(TRAINERS[index](config, _group()), rows) if at.number == 0 else []]
+        told = [_order(driver.trainer(config, _group()), rows) if at.number == 0 else []]
         dist.broadcast_object_list(told, src=0)
         orders.append(told[0])
         for mine in _mini_batches(told[0], at.number):

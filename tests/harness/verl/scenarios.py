@@ -15,6 +15,7 @@ from harness.verl.decoupled import (
     S5_old_log_probs_are_those_of_verl_alone_when_experts_move_between_local_steps,
 )
 from harness.verl.mbridge import S5_mbridge_exports_saves_and_loads_every_expert_under_its_name_after_reorders
+from harness.verl.sampled import a_batch_is_planned_when_it_is_sampled_and_again_when_its_micro_batches_are_known
 from harness.verl.training import CONTRACT
 
 LAYOUTS_OF_TOKENS = {
@@ -116,6 +117,7 @@ SCENARIOS = named(
     CONTRACT.no_expert_moves_for_an_export_and_permuted_and_stale_weights_are_seen,
     S5_training_goes_on_from_a_checkpoint_after_reorders,
     S5_a_planner_plans_every_pass_of_batches_of_dynamic_size,
+    a_batch_is_planned_when_it_is_sampled_and_again_when_its_micro_batches_are_known,
     recorded_routing_is_planned_for_the_update,
     S5_a_job_that_replays_nothing_is_planned_from_history,
     CONTRACT.checkpoints_are_the_frameworks_own_unless_experts_may_move,

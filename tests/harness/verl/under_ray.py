@@ -168,8 +168,7 @@ def packed(config: DictConfig) -> list[Result]:
         for pack in (False, True):
             with open_dict(config):
                 config.relibra.pack = pack
-            for build in (driver.older, driver.newer):
-                orders[f"{build.__name__}, {pack}"] = driver.dealt(build(config, group), rows, {})
+            orders[str(pack)] = driver.dealt(driver.trainer(config, group), rows, {})
     with open_dict(config):
         config.trainer.experiment_name = "under Ray"
     return [{"orders": orders}] * engines.RANKS

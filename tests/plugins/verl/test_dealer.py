@@ -3,7 +3,7 @@
 import logging
 import sys
 from dataclasses import replace
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -63,9 +63,9 @@ class Driver:
         self.metrics: dict[str, Any] = {}
 
     def deal(self) -> list[int]:
-        batch, verls = Batch(), ModuleType("trainer")
-        verls.tq = SimpleNamespace(kv_batch_get=lambda **_: {"routed_experts": [np.zeros((1, 2, 2), int)] * 8})  # type: ignore[attr-defined]
-        self.dealer.deal(batch, verls, self.metrics, "global_seqlen")
+        batch = Batch()
+        queue = SimpleNamespace(kv_batch_get=lambda **_: {"routed_experts": [np.zeros((1, 2, 2), int)] * 8})
+        self.dealer.deal(batch, queue, self.metrics, "global_seqlen")
         return batch.order
 
 

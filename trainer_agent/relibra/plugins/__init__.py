@@ -7,7 +7,6 @@ Out:  the engine with an agent inside: it registers the job, runs its passes und
     embedded          a planner that the job starts for itself
     nodes             which machines the ranks of an EP group run on
     model_sizes       the sizes of experts, measured in the built model
-    dispatch_price    what dispatch between nodes costs, in jobs whose sequences relibra may place
     points            the attributes of a framework that a plug-in relies on, checked at start
     planned_passes    the passes of one engine on their way to the planner
     logical_export    the export of a framework with each expert under its own name

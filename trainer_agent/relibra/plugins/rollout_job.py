@@ -8,7 +8,9 @@ import pickle
 from dataclasses import dataclass, field
 from typing import Any
 
+from relibra.rollout import RolloutReporter
 from relibra.routing import ModelLayers
+from relibra.wire.client import PlannerClient
 from relibra.wire.credentials import Credentials
 
 _NAMESPACE = b"relibra"
@@ -25,6 +27,16 @@ class RolloutJob:
     layers: ModelLayers
     credentials: Credentials = field(default_factory=lambda: Credentials.from_env(os.environ), repr=False)
     """What callers of the planner show; by default what the environment of this process says."""
+
+    def clients(self, timeout_s: float) -> tuple[PlannerClient, RolloutReporter]:
+        """Return clients that act in the attempt of the job.
+
+        Args:
+            timeout_s: how long a call to the planner may take.
+        """
+        caller: Any = {"credentials": self.credentials, "attempt": self.attempt}
+        planner = PlannerClient(self.planner, timeout_s=timeout_s, **caller)
+        return planner, RolloutReporter(self.planner, self.job, num_experts=self.layers.num_experts, **caller)
 
 
 def publish(job: RolloutJob) -> None:

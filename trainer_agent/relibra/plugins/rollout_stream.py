@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from relibra.agent.plans.trouble import Trouble
-from relibra.errors import RelibraError
+from relibra.errors import NotFound, RelibraError
 from relibra.plugins.kept_log import keep_log
 from relibra.plugins.rollout_job import RolloutJob, find_rollout_job
 from relibra.rollout import RolloutReporter
@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 _LOOK_S = 5.0
 """How long a process reports for the job that it knows before it looks for another one."""
 _TIMEOUT_S = 10.0
+_ARRIVAL_S, _ASK_AGAIN_S = 2.0, 0.1
+"""How long the last samples may be on their way to the planner from other processes, and how often it is asked."""
 
 
 class RolloutStream:
@@ -54,11 +56,11 @@ class RolloutStream:
         with_name = functools.partial(self._report, tokens, routed_experts, read)
         self._try(with_name, "training ranks report a sample that the rollout did not: %s")
 
-    def submit(self, all_tokens: Sequence[Any]) -> None:
-        """Have the step that comes next planned from these samples, which are all that it trains on.
+    def submit(self, all_tokens: Callable[[], Sequence[Any]]) -> None:
+        """Have the step that comes next planned from samples, which are all that it trains on.
 
         Args:
-            all_tokens: the token ids of every sample.
+            all_tokens: returns the token ids of every sample. It is called if somebody has registered the job.
         """
         message = "the next step is not planned before its micro-batches are known: %s"
         self._try(lambda: self._submit(all_tokens), message)
@@ -82,11 +84,21 @@ class RolloutStream:
         routing = read(routed_experts, job.layers, num_tokens=len(tokens))
         self._reporter.report(None, name_sequence(tokens), routing.routed_TLK)
 
-    def _submit(self, all_tokens: Sequence[Any]) -> None:
+    def _submit(self, all_tokens: Callable[[], Sequence[Any]]) -> None:
         if (job := self._follow()) is None or self._reporter is None or self._planner is None:
             return
+        names = [name_sequence(tokens) for tokens in all_tokens()]
         self._reporter.flush(_TIMEOUT_S)
-        self._planner.submit_schedule(job.job, None, [name_sequence(tokens) for tokens in all_tokens])
+        deadline_s = time.monotonic() + _ARRIVAL_S
+        while True:
+            try:
+                self._planner.submit_schedule(job.job, None, names)
+            except NotFound:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(_ASK_AGAIN_S)
+            else:
+                return
 
     def _follow(self) -> RolloutJob | None:
         """Return the job that trains now, with clients for it."""
@@ -98,16 +110,7 @@ class RolloutStream:
             self.close()
             self._job = job
             if job is not None:
-                self._reporter = RolloutReporter(
-                    job.planner,
-                    job.job,
-                    num_experts=job.layers.num_experts,
-                    credentials=job.credentials,
-                    attempt=job.attempt,
-                )
-                self._planner = PlannerClient(
-                    job.planner, timeout_s=_TIMEOUT_S, credentials=job.credentials, attempt=job.attempt
-                )
+                self._planner, self._reporter = job.clients(_TIMEOUT_S)
                 log.warning("relibra: samples of job %s are reported to %s where they finish", job.job, job.planner)
         return job
 

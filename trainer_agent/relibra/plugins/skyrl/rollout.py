@@ -38,9 +38,8 @@ def report_trajectories(generator: Any, *, generates_steps: bool = True) -> Any:
         output = await generate(input_batch, *args, **named)
         metadata = input_batch.get("batch_metadata")
         if output.get("rollout_expert_indices") and (metadata is None or metadata.training_phase == "train"):
-            both = zip(output["prompt_token_ids"], output["response_ids"], strict=True)
-            all_tokens = [[*prompt, *response] for prompt, response in both]
-            await asyncio.to_thread(stream().submit, all_tokens)
+            both = [*zip(output["prompt_token_ids"], output["response_ids"], strict=True)]
+            await asyncio.to_thread(stream().submit, lambda: [[*prompt, *response] for prompt, response in both])
         return output
 
     generator.agent_loop = agent_loop

@@ -8,19 +8,18 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 from relibra.agent.plans.trouble import Trouble
 from relibra.errors import InvalidInput, RelibraError
+from relibra.plugins.rollout_job import RolloutJob
 from relibra.plugins.slime.rollout_schedule import RolloutSchedule
 from relibra.rollout import RolloutReporter
-from relibra.routing import ModelLayers
 from relibra.steps.packing import Dealt, PackableStep, pack_step
 from relibra.steps.parallel_layout import ParallelLayout
 from relibra.wire.client import PlannerClient
-from relibra.wire.credentials import Credentials
 
 log = logging.getLogger(__name__)
 
@@ -30,15 +29,10 @@ _NAME = "relibra_packing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackingJob:
-    """A job as its training processes have registered it."""
+class PackingJob(RolloutJob):
+    """A job as its training processes have registered it, with what packing needs to know of them."""
 
-    planner: str
-    job: str
-    attempt: str
-    layers: ModelLayers
     ranks: ParallelLayout
-    credentials: Credentials = field(repr=False)
     num_other_steps: int = 0
     """The steps in which other models run over each rollout but the first, before the actor does."""
 
@@ -116,16 +110,7 @@ class RolloutPacking:
         place = {sample: index for index, sample in enumerate(samples)}
         job = self._job
         if self._clients is None:
-            self._clients = (
-                PlannerClient(job.planner, credentials=job.credentials, attempt=job.attempt),
-                RolloutReporter(
-                    job.planner,
-                    job.job,
-                    num_experts=job.layers.num_experts,
-                    credentials=job.credentials,
-                    attempt=job.attempt,
-                ),
-            )
+            self._clients = job.clients(TIMEOUT_S)
         packable = PackableStep(
             routed_S=[routing[sample] for sample in samples],
             length_S=[length_S[sample] for sample in samples],

@@ -3,7 +3,6 @@
 import logging
 import os
 import uuid
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from relibra.agent.plans.trouble import Trouble
 from relibra.errors import RelibraError, Unavailable, Unsupported
 from relibra.planning import Freedom
 from relibra.plugins.verl.dealing import dealt_by_verl, order_of
-from relibra.plugins.verl.driver_batch import DriverBatch, driver_batch
+from relibra.plugins.verl.driver_batch import routing_of
 from relibra.plugins.verl.trained_job import TrainedJob, trained_job
 from relibra.rollout import RolloutReporter
 from relibra.steps.packing import Dealt, PackableStep, check_packable, pack_step
@@ -39,12 +38,12 @@ class Dealer:
         self._reporter: RolloutReporter | None = None
         self._has_said = False
 
-    def deal(self, batch: Any, module: ModuleType, metrics: dict[str, Any], prefix: str) -> None:
+    def deal(self, batch: Any, queue: Any, metrics: dict[str, Any], prefix: str) -> None:
         """Bring a batch that verl has dealt into an order with which verl deals it as the planner advises.
 
         Args:
-            batch: the batch.
-            module: the module of the trainer.
+            batch: the batch, a `KVBatchMeta`.
+            queue: verl's module `transfer_queue`.
             metrics: what verl logs of the step. The balance of lengths is brought up to date, and `relibra/packed` says
                 whether relibra dealt (1) or verl's own order stays (0).
             prefix: how the names of verl's metrics of the balance begin.
@@ -52,7 +51,7 @@ class Dealer:
         metrics[_PACKED] = 0
         message = "relibra: sequences keep the data-parallel ranks that verl chose: %s"
         try:
-            self._deal(driver_batch(batch, module), metrics, prefix)
+            self._deal(batch, queue, metrics, prefix)
         except RelibraError as error:
             self._unpacked.note((type(error).__name__, str(error).partition(":")[0]), message, error)
         except Exception as error:  # any error: training goes on with verl's own order
@@ -62,7 +61,7 @@ class Dealer:
             metrics[_PACKED] = 1
             self._unpacked.over()
 
-    def _deal(self, batch: DriverBatch, metrics: dict[str, Any], prefix: str) -> None:
+    def _deal(self, batch: Any, queue: Any, metrics: dict[str, Any], prefix: str) -> None:
         job = ask_first_worker(self._trainer.actor_rollout_wg)
         if job is None:
             raise Unsupported("the training process of rank 0 has no engine of relibra; is the strategy megatron?")
@@ -72,11 +71,11 @@ class Dealer:
         if not job.is_registered:
             raise Unavailable("the planner is away, or has lost the job")
         check_packable(job.ranks, job.cluster)
-        length_S = batch.length_S
+        length_S = np.array([tag["seq_len"] for tag in batch.tags], dtype=np.int64)
         verls = dealt_by_verl(len(length_S), job.ranks.data, mini_batch_sizes(self._trainer, len(length_S)))
-        dealt, reason = self._pack(job, batch, length_S, verls)
+        dealt, reason = self._pack(job, routing_of(batch, queue), length_S, verls)
         order_S = order_of(dealt, verls)
-        batch.reorder(order_S)
+        batch.reorder(order_S.tolist())
         metrics.update(_balance_of(length_S[order_S], job.ranks.data, prefix))
         if not self._has_said:
             self._has_said = True
@@ -88,7 +87,7 @@ class Dealer:
             )
 
     def _pack(
-        self, job: TrainedJob, batch: DriverBatch, length_S: NDArray[np.int64], verls: Dealt
+        self, job: TrainedJob, routed_S: list[NDArray[np.integer]], length_S: NDArray[np.int64], verls: Dealt
     ) -> tuple[Dealt, str]:
         name, settings = job.settings.job, job.settings
         if self._planner is None or self._reporter is None:
@@ -105,7 +104,7 @@ class Dealer:
             job.next_step,
             f"batch-{uuid.uuid4().hex}",
             PackableStep(
-                routed_S=batch.routing(),
+                routed_S=routed_S,
                 length_S=length_S.tolist(),
                 dealt=verls,
                 freedom=Freedom.RANKS,

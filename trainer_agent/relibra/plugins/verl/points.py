@@ -43,6 +43,13 @@ AGENT_LOOP: Points = {
 }
 """Attributes of `verl.experimental.agent_loop.agent_loop`."""
 
+TRAINER: Points = {
+    "PPOTrainer.fit": (),
+    "PPOTrainer._balance_batch": ("batch", "metrics", "logging_prefix", ...),
+    "tq.kv_batch_get": ("keys", "partition_id", "select_fields"),
+}
+"""Attributes of `verl.trainer.ppo.v1.trainer_base`."""
+
 COPIES: Points = {
     "copy_megatron_model_to_cpu": ("models",),
     "restore_megatron_model_from_cpu": ("models", "cpu_state"),

@@ -72,7 +72,7 @@ class TrainingProcess:
             self._is_awaited = False
             log.warning(
                 "relibra: pack is set, but verl's driver has not asked which data-parallel rank gets which sequence, "
-                "so verl's own choice stays. Is trainer.balance_batch on, and has the driver the setting too?"
+                "so verl's own choice stays. Is trainer.use_v1 on, and has the driver the setting too?"
             )
 
 
