@@ -9,7 +9,8 @@ import pytest
 
 from harness import child_process
 from harness.services import Service, eventually, planner, redis_server, redis_url, run, shared_planner  # noqa: F401
-from harness.whole_job.verl_job import Job, Outcome
+from harness.whole_job import skyrl_job, verl_job
+from harness.whole_job.job import Outcome
 from relibra.store.embedded import EmbeddedRedis
 
 ENVIRONMENT = Path(__file__).parents[2] / os.environ.get("RELIBRA_WHOLE_JOB_VENV", ".venv-whole-job")
@@ -25,7 +26,7 @@ def rollout_python() -> str:
 
 @pytest.fixture(scope="session")
 def prepared(rollout_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a model, prompts and a reward."""
+    """Return a folder with a model, prompts and an agent loop."""
     folder = tmp_path_factory.mktemp("whole-job")
     environment = child_process.environment(CUDA_VISIBLE_DEVICES="", VERL_USE_EXTERNAL_MODULES="")
     subprocess.run([rollout_python, "-m", "harness.whole_job.prepare", str(folder)], check=True, env=environment)
@@ -35,13 +36,13 @@ def prepared(rollout_python: str, tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.fixture(scope="session")
 def balanced(rollout_python: str, prepared: Path, shared_planner: Service) -> Outcome:  # noqa: F811
     """A job with the plug-in, whose samples are kept."""
-    return Job(folder=prepared, name="balanced", planner=shared_planner.address).run(rollout_python)
+    return verl_job.Job(folder=prepared, name="balanced", planner=shared_planner.address).run(rollout_python)
 
 
 @pytest.fixture(scope="session")
 def plain(rollout_python: str, prepared: Path, balanced: Outcome) -> Outcome:
     """verl alone, on the same samples."""
-    return Job(folder=prepared, name="plain", replays=balanced.folder.name).run(rollout_python)
+    return verl_job.Job(folder=prepared, name="plain", replays=balanced.folder.name).run(rollout_python)
 
 
 STEPS_OF_DRIFTER, SAVED, PLANNED = 4, 2, 3
@@ -58,7 +59,7 @@ def drifter(rollout_python: str, prepared: Path, tmp_path_factory: pytest.TempPa
     folder = tmp_path_factory.mktemp("mortal")
     with EmbeddedRedis(folder) as redis:
         mortal = Service("planner", redis.url, folder)
-        job = Job(
+        job = verl_job.Job(
             folder=prepared,
             name="drifter",
             planner=mortal.address,
@@ -81,7 +82,7 @@ def drifter(rollout_python: str, prepared: Path, tmp_path_factory: pytest.TempPa
 @pytest.fixture(scope="session")
 def resumed(rollout_python: str, prepared: Path, drifter: Outcome) -> Outcome:
     """verl alone, which goes on from that checkpoint on the same samples."""
-    job = Job(
+    job = verl_job.Job(
         folder=prepared,
         name="resumed",
         replays=drifter.folder.name,
@@ -99,7 +100,7 @@ def resumed(rollout_python: str, prepared: Path, drifter: Outcome) -> Outcome:
 @pytest.fixture(scope="session")
 def asynchronous(rollout_python: str, prepared: Path, shared_planner: Service) -> Outcome:  # noqa: F811
     """A job of verl's asynchronous trainer, which generates the samples of later steps while it trains."""
-    job = Job(
+    job = verl_job.Job(
         folder=prepared,
         name="asynchronous",
         planner=shared_planner.address,
@@ -107,3 +108,16 @@ def asynchronous(rollout_python: str, prepared: Path, shared_planner: Service) -
         settings=("trainer.v1.trainer_mode=colocate_async",),
     )
     return job.run(rollout_python)
+
+
+@pytest.fixture(scope="session")
+def skyrl_balanced(rollout_python: str, prepared: Path, shared_planner: Service) -> Outcome:  # noqa: F811
+    """A job of SkyRL with the plug-in, whose samples are kept."""
+    job = skyrl_job.Job(folder=prepared, name="skyrl-balanced", planner=shared_planner.address)
+    return job.run(rollout_python)
+
+
+@pytest.fixture(scope="session")
+def skyrl_plain(rollout_python: str, prepared: Path, skyrl_balanced: Outcome) -> Outcome:
+    """SkyRL alone, on the same samples."""
+    return skyrl_job.Job(folder=prepared, name="skyrl-plain", replays=skyrl_balanced.folder.name).run(rollout_python)

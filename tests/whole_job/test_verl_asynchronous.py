@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.whole_job.verl_job import NUM_STEPS, Outcome, check_planned
+from harness.whole_job.job import NUM_STEPS, Outcome, check_planned
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 

@@ -9,7 +9,7 @@ import pytest
 
 from harness.services import Loop, Service
 from harness.trained import differing, relative
-from harness.whole_job.verl_job import NUM_STEPS, PROMPTS_OF_STEP, SAMPLES_OF_PROMPT, Outcome, check_planned
+from harness.whole_job.job import NUM_STEPS, PROMPTS_OF_STEP, SAMPLES_OF_PROMPT, Outcome, check_planned
 from relibra.planning.plan import Level
 from relibra.store import Store
 

@@ -4,7 +4,7 @@ import pytest
 from whole_job.conftest import PLANNED, SAVED, STEPS_OF_DRIFTER
 
 from harness.trained import differing, relative
-from harness.whole_job.verl_job import Outcome
+from harness.whole_job.job import Outcome
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]  # both jobs start a dozen processes, on two cores
 OF_ONE_PASS = 1e-3

@@ -2,7 +2,8 @@
 
 - Gloo instead of NCCL: ranks initialise their process group before the worker looks for one.
 - The worker is built as a plain object and not as an actor of Ray. Several workers of one process share process groups.
-- vLLM is imported for one base class. The engine that would send weights to it keeps them (`workers.KeptWeights`).
+- vLLM, if it is not installed, is imported for one base class. The engine that would send weights to it keeps them
+  (`workers.KeptWeights`).
 - The queue of asynchronous checkpoints has nothing to wait for, because all saves are synchronous.
 - Megatron-Bridge 0.6.2 lacks two functions for adapters of experts, which do nothing else without adapters.
 - There is no pinned memory, and no affinity of a GPU to memory.
@@ -11,23 +12,22 @@ All else is SkyRL's own code.
 """
 
 import functools
+import importlib.util
 import sys
-import typing
 from collections import namedtuple
 from types import ModuleType
 from typing import Any
 
 import torch
-import typing_extensions
 
 from harness import bridge_on_cpu
+from harness.skyrl import imports
 
 
 def install() -> None:
     """Stand in for what is missing. Call it after `megatron_on_cpu.install` and before anything imports SkyRL."""
     bridge_on_cpu.install()
-    if sys.version_info < (3, 12):  # SkyRL asks for Python 3.12, because pydantic takes no older TypedDict
-        typing.TypedDict = typing_extensions.TypedDict
+    imports.typed_dicts()
     _modules("nvidia_resiliency_ext.checkpointing.async_ckpt.core").AsyncCallsQueue = _NoCalls
     _bridge()
     torch.cuda.device_count = lambda: 1
@@ -43,7 +43,8 @@ def install() -> None:
     worker.DistributedTorchRayActor._set_numa_affinity = lambda self, rank: None
     import skyrl.backends.skyrl_train.inference_servers.utils  # noqa: F401  (patches vLLM, if it is there)
 
-    _vllm()
+    if importlib.util.find_spec("vllm") is None:
+        _vllm()
 
 
 def _bridge() -> None:

@@ -1,1 +1,1 @@
-"""A whole job of verl on the CPU: its model, its engine, its command line, and the lines that it writes."""
+"""Whole jobs on the CPU: their model, their engine, their command lines, and the lines that they write."""

@@ -1,6 +1,6 @@
 """`python -m harness.whole_job.prepare FOLDER`: write what all launches of a job share.
 
-A tiny Qwen3-MoE of the sizes that vLLM's CPU kernels take, prompts, a reward that counts digits, and the agent loop.
+A tiny Qwen3-MoE of the sizes that vLLM's CPU kernels take, prompts, and the agent loop of verl.
 """
 
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from harness import tiny_qwen3_moe
-from harness.whole_job import recorded_loop
+from harness.whole_job import verl_loop
 
 NUM_PROMPTS = 64
 NUM_LAYERS = 4
@@ -26,10 +26,6 @@ SIZES = {
     "eos_token_id": 1,
     "pad_token_id": 0,
 }
-REWARD = """
-def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):
-    return sum(character.isdigit() for character in solution_str) / max(1, len(solution_str))
-"""
 
 
 def main(folder: Path) -> None:
@@ -46,8 +42,7 @@ def main(folder: Path) -> None:
         for index in range(NUM_PROMPTS)
     ]
     pd.DataFrame(rows).to_parquet(folder / "prompts.parquet")
-    (folder / "reward.py").write_text(REWARD)
-    (folder / "agent_loop.yaml").write_text(recorded_loop.CONFIGURATION)
+    (folder / "agent_loop.yaml").write_text(verl_loop.CONFIGURATION)
 
 
 if __name__ == "__main__":

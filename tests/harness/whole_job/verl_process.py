@@ -1,13 +1,9 @@
-"""Stand-ins for every process of the job; verl itself imports them by `VERL_USE_EXTERNAL_MODULES`."""
+"""Stand-ins for every process of a job of verl; verl itself imports them by `VERL_USE_EXTERNAL_MODULES`."""
 
-import json
-import os
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from harness.verl import ray_process
-from harness.whole_job.variables import OUTCOMES, OWN_MACHINES
+from harness.whole_job import ranks
 
 
 def _train_in_float32() -> None:
@@ -21,22 +17,6 @@ def _train_in_float32() -> None:
         object.__setattr__(self, "dtype", "float32")
 
     McoreEngineConfig.__post_init__ = check_then_set
-
-
-def _write_outcomes(folder: Path) -> None:
-    from harness import trained
-    from relibra.agent import Agent
-
-    trained.wait_for_plans()
-    begin = Agent.begin_step
-
-    def begin_step(*args: Any, **kwargs: Any) -> Any:
-        outcome = begin(*args, **kwargs)
-        with Path(folder, f"rank{os.environ['RANK']}.jsonl").open("a") as file:
-            file.write(json.dumps(trained.result_of(outcome)) + "\n")
-        return outcome
-
-    Agent.begin_step = begin_step  # type: ignore[method-assign]
 
 
 def _give_adam_state_before_its_first_step() -> None:
@@ -57,16 +37,7 @@ def _give_adam_state_before_its_first_step() -> None:
     DistributedOptimizer.sharded_state_dict = sharded_state_dict
 
 
-def _pretend_own_machine() -> None:
-    from relibra.plugins import nodes
-
-    nodes.socket = SimpleNamespace(gethostname=lambda: f"node-{os.environ['RANK']}")  # type: ignore[assignment]
-
-
 if ray_process.IS_WORKER:
     _train_in_float32()
     _give_adam_state_before_its_first_step()
-    if OUTCOMES in os.environ:
-        _write_outcomes(Path(os.environ[OUTCOMES]))
-    if OWN_MACHINES in os.environ:
-        _pretend_own_machine()
+    ranks.install()

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.whole_job.variables import REPLAYS, SAMPLES
 
-CONFIGURATION = "- name: recorded\n  _target_: harness.whole_job.recorded_loop.recorded_loop\n"
+CONFIGURATION = "- name: recorded\n  _target_: harness.whole_job.verl_loop.recorded_loop\n"
 
 _num_begun: Counter[str] = Counter()
 
