@@ -63,6 +63,8 @@ def test_a_step_whose_samples_other_processes_have_just_sent_is_planned(
         Timer(0.3, report_all, (rollout,)).start()
         return SAMPLES
 
+    rollout.report(SAMPLES[0], routed_experts(0, len(SAMPLES[0]) - 1))
+    rollout.flush()  # a submission that lacks the others takes it into the step, and must find it there again
     driver.submit(sampled)
     plan = trainer.fetch_plan(job_name, 0, MODEL, wait_s=60)
     assert plan is not None
