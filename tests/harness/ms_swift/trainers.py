@@ -93,6 +93,7 @@ def build(folder: Path, **options: Any) -> tuple[Any, Any]:
         "max_length": 64,
         "max_completion_length": 16,
         "recompute_granularity": "none",
+        "dataset_num_proc": None,  # with 1, datasets forks, and threads of gRPC do not survive that
         "dataloader_num_workers": 0,
         "dataloader_pin_memory": False,
         "report_to": [],
