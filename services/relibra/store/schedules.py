@@ -91,17 +91,13 @@ class Schedules(Attempts):
 
     @raises_unavailable
     async def next_step(self, attempt: AttemptId) -> int:
-        """Return the step after all that were scheduled or that ranks have reported.
-
-        Sequences alone do not begin a step: a schedule that was refused for want of some leaves the others there, and
-        comes again.
-        """
+        """Return the step after all that were scheduled, that have sequences, or that ranks have reported."""
         keys = AttemptKeys.of_attempt(attempt)
         steps = [int(step) for step in await self._redis.zrevrange(keys.of("steps"), 0, _STEPS_PER_LOOK - 1)]
         pipe = self._redis.pipeline(transaction=False)
         for step in steps:
             pipe.hget(keys.step(step, "schedule"), "level")
-            pipe.exists(keys.step(step, "reported"))
+            pipe.exists(keys.step(step, "counts"), keys.step(step, "reported"))
         answers = await pipe.execute() if steps else []
         for step, level, has_begun in zip(steps, answers[::2], answers[1::2], strict=True):
             # A step that is only planned from history has not begun.

@@ -120,21 +120,26 @@ class Sequences(Attempts):
 
     @raises_unavailable
     async def claim(
-        self, attempt: AttemptId, step: int, sequence_ids: Sequence[str], limits: StoreLimits = DEFAULT_LIMITS
+        self,
+        attempt: AttemptId,
+        step: int,
+        sequence_ids: Sequence[str],
+        limits: StoreLimits = DEFAULT_LIMITS,
+        *,
+        all_or_none: bool = False,
     ) -> list[str]:
         """Let those of `sequence_ids` that were reported without a step belong to a step; return what was not reported.
 
+        With `all_or_none`, they stay without a step if some were not reported: a step that has sequences has begun.
         What the step has already stays. Sequences that the step may not take count as not reported: whoever reports
         them hears why. A sequence may belong to several steps, in each with the counts that it had when it was claimed.
         """
         keys = AttemptKeys.of_attempt(attempt)
-        missing: list[str] = []
-        for start in range(0, len(sequence_ids), _SEQUENCES_PER_LOOK):
-            wanted = list(sequence_ids[start : start + _SEQUENCES_PER_LOOK])
-            places = await self._script("missing_sequences", [keys.step(step, "counts")], wanted)
-            missing += [wanted[place] for place in places]
+        missing = await self._missing_in(keys.step(step, "counts"), sequence_ids)
         if not missing or await self._redis.hget(keys.job.of("ahead_note"), "epoch") != f"{keys.epoch:016x}".encode():
             return missing
+        if all_or_none and (lost := await self._missing_in(keys.job.of("ahead"), missing)):
+            return lost
         unreported: list[str] = []
         for start in range(0, len(missing), _SEQUENCES_PER_READ):
             wanted = missing[start : start + _SEQUENCES_PER_READ]
@@ -144,6 +149,13 @@ class Sequences(Attempts):
             words = dict(zip(kept, await self._put(keys, step, values, limits), strict=True)) if kept else {}
             unreported += [name for name in wanted if words.get(name) not in (b"kept", b"same", b"other")]
         return unreported
+
+    async def _missing_in(self, key: str, sequence_ids: Sequence[str]) -> list[str]:
+        missing: list[str] = []
+        for start in range(0, len(sequence_ids), _SEQUENCES_PER_LOOK):
+            wanted = list(sequence_ids[start : start + _SEQUENCES_PER_LOOK])
+            missing += [wanted[place] for place in await self._script("missing_sequences", [key], wanted)]
+        return missing
 
     @raises_unavailable
     async def get_counts(self, job: JobRecord, step: int, sequence_ids: Sequence[str]) -> NDArray[np.unsignedinteger]:

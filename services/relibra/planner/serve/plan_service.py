@@ -144,7 +144,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         return plan
 
     async def _check_reported(self, job: JobRecord, step: int, sequence_ids: list[str]) -> None:
-        missing = await self._store.claim(job, step, sequence_ids, self._admission.store_limits)
+        missing = await self._store.claim(job, step, sequence_ids, self._admission.store_limits, all_or_none=True)
         if missing:
             named = ", ".join(map(repr, missing[:_NUM_NAMED])) + (", ..." if len(missing) > _NUM_NAMED else "")
             raise NotFound(
