@@ -3,8 +3,9 @@
 Rank 0 is the driver and the rollout, too. The engine is verl's own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -64,7 +65,14 @@ def _generate_and_sample(job: RolloutJob, samples: list[Sample]) -> None:
         "trainer.val_before_train=False",
         "trainer.logger=[]",
     )
-    rollout, of_driver = RolloutStream(lambda: job), RolloutStream(lambda: job)
+    is_submitted = Event()
+
+    class OfDriver(RolloutStream):
+        def submit(self, all_tokens: Callable[[], Sequence[Any]]) -> None:
+            super().submit(all_tokens)
+            is_submitted.set()
+
+    rollout, of_driver = RolloutStream(lambda: job), OfDriver(lambda: job)
     with _queue_of([tokens for tokens, _ in samples]), mock.patch.object(of_plugin, "stream", return_value=of_driver):
         trainer = driver.trainer(config, None)
         trainer.trainer_mode, trainer.global_steps = "sync", 0
@@ -78,6 +86,7 @@ def _generate_and_sample(job: RolloutJob, samples: list[Sample]) -> None:
         for tokens, routed in samples:  # only now: what other processes report may be on its way
             rollout.report(tokens, routed)
         rollout.flush()
+        assert is_submitted.wait(PLANNED_WITHIN_S)
 
 
 @contextmanager
