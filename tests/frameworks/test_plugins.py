@@ -141,6 +141,7 @@ def test_S9_the_log_of_skyrl_says_once_what_happened(skyrl_workers: FrameworkRun
 
 def test_S9_the_log_of_areal_says_once_what_happened(areal_engines: FrameworkRun) -> None:
     check_log(areal_engines)
+    assert "relibra leaves the teacher as it is" in areal_engines.log
 
 
 def test_S9_the_log_of_ms_swift_says_once_what_happened(ms_swift_trainers: FrameworkRun) -> None:

@@ -38,3 +38,16 @@ def test_a_process_whose_root_logger_takes_information_gets_relibras_too(
     keep_log()
     log.info(MESSAGE)
     assert capsys.readouterr().err.count(MESSAGE) == 1
+
+
+def test_S9_a_warning_is_printed_where_another_object_stands_for_the_root_logger(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log_as_a_process(monkeypatch, logging.WARNING)
+    monkeypatch.setattr(logging.root, "handlers", [])
+    other = logging.RootLogger(logging.INFO)
+    other.addHandler(logging.StreamHandler())
+    monkeypatch.setattr(logging, "root", other)  # as in processes of AReaL
+    keep_log()
+    log.warning(MESSAGE)
+    assert capsys.readouterr().err.count(MESSAGE) == 1
