@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from relibra.agent.agent import Agent
     from relibra.agent.attachment import attach
     from relibra.agent.config import AgentConfig
+    from relibra.agent.link_rates import LinkRates
     from relibra.agent.plans.outcome import StepOutcome
     from relibra.agent.plans.plan_source import PlanAnswer, PlanSource
     from relibra.agent.plans.session import Session
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Agent",
     "AgentConfig",
+    "LinkRates",
     "Phase",
     "PlanAnswer",
     "PlanSource",
@@ -38,6 +40,7 @@ __all__ = [
 _HOMES = {
     "Agent": "relibra.agent.agent",
     "AgentConfig": "relibra.agent.config",
+    "LinkRates": "relibra.agent.link_rates",
     "Phase": "relibra.planning",
     "PlanAnswer": "relibra.agent.plans.plan_source",
     "PlanSource": "relibra.agent.plans.plan_source",

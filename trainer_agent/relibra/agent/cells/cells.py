@@ -74,7 +74,7 @@ class StepCells:
         self._rest_E = torch.full((num_experts,), REST, dtype=torch.int32, device=device)
         self._is_identity_L: list[bool] = (self._home_LP == np.arange(num_experts)).all(axis=1).tolist()
         index_Y4 = plan.replica_index_Y4 if plan is not None else np.zeros((0, 4), np.int32)
-        # Of a large plan, columns of their own are read many times faster.
+        # A column of its own is read many times faster than one of a large table.
         row_Y, layer_Y, expert_Y, rank_Y = np.ascontiguousarray(index_Y4.T)
         cell_Y, num_cells = row_Y * np.int32(num_layers) + layer_Y, self.num_micro_batches * num_layers
         start_C = np.searchsorted(cell_Y, np.arange(cluster.num_ep_groups * num_cells + 1))
