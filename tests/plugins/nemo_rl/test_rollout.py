@@ -71,7 +71,7 @@ def test_samples_are_reported_where_they_end_as_training_reads_them(
     job = RolloutJob(planner="127.0.0.1:1", job="job", attempt="this", layers=LAYERS, credentials=Credentials())
     stream = RolloutStream(lambda: job)
     monkeypatch.setattr(rollout, "stream", lambda: stream)
-    with mock.patch("relibra.plugins.rollout_stream.RolloutReporter") as reporter:
+    with mock.patch("relibra.plugins.rollout_job.RolloutReporter") as reporter:
         assert len(driver[0].run()) == 3
     trained = rank_batch(BATCH, LAYERS)
     reports = [call.args for call in reporter.return_value.report.call_args_list]
