@@ -9,20 +9,15 @@ import pytest
 
 from harness.services import Loop, Service
 from harness.trained import differing, relative
-from harness.whole_job.job import NUM_STEPS, PROMPTS_OF_STEP, SAMPLES_OF_PROMPT, Outcome, check_planned
+from harness.whole_job.job import NUM_STEPS, OF_ONE_PASS, Outcome, check_ended, check_planned
 from relibra.planning.plan import Level
 from relibra.store import Store
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]  # each job starts a dozen processes, on two cores
-OF_ONE_PASS = 1e-3
-"""The most by which numbers of a step differ that follow from weights which differ by rounding."""
 
 
 def test_the_job_ends_after_all_its_steps(skyrl_balanced: Outcome) -> None:
-    assert skyrl_balanced.code == 0, skyrl_balanced.log[-5000:]
-    assert len(skyrl_balanced.metrics) == NUM_STEPS
-    num_samples = NUM_STEPS * PROMPTS_OF_STEP * SAMPLES_OF_PROMPT
-    assert len(list(skyrl_balanced.folder.glob("samples/*.pickle"))) == num_samples
+    check_ended(skyrl_balanced)
 
 
 def test_the_engine_computes_what_the_trainer_does_after_every_update(skyrl_balanced: Outcome) -> None:

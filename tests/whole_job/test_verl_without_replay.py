@@ -4,11 +4,9 @@ import pytest
 from whole_job.conftest import PLANNED, SAVED, STEPS_OF_DRIFTER
 
 from harness.trained import differing, relative
-from harness.whole_job.job import Outcome
+from harness.whole_job.job import OF_ONE_PASS, Outcome
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]  # both jobs start a dozen processes, on two cores
-OF_ONE_PASS = 1e-3
-"""The most by which numbers of a step differ that follow from weights which differ by rounding."""
 
 
 def test_passes_are_planned_from_those_before_and_experts_move(drifter: Outcome) -> None:

@@ -15,6 +15,8 @@ from harness.whole_job.variables import OUTCOMES, OWN_MACHINES, RECEIVED, REPLAY
 PROMPTS_OF_STEP, SAMPLES_OF_PROMPT = 4, 4
 PROMPT, RESPONSE = 48, 24
 NUM_STEPS = 3
+OF_ONE_PASS = 1e-3
+"""The most by which numbers of a step differ that follow from weights which differ by rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,14 @@ class Launch(ABC):
         environment["PATH"] = f"{Path(python).parent}:{environment['PATH']}"
         code = framework_runs.run_to_log(self.command_line(), own / "log", environment, timeout_s, cwd=own)
         return Outcome(folder=own, code=code)
+
+
+def check_ended(outcome: Outcome) -> None:
+    """Check that a job that keeps its samples ended well, after all its steps."""
+    assert outcome.code == 0, outcome.log[-5000:]
+    assert len(outcome.metrics) == NUM_STEPS
+    num_samples = NUM_STEPS * PROMPTS_OF_STEP * SAMPLES_OF_PROMPT
+    assert len(list(outcome.folder.glob("samples/*.pickle"))) == num_samples
 
 
 def check_planned(outcome: Outcome) -> None:
