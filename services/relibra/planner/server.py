@@ -98,7 +98,7 @@ class PlannerServer:
         machine_code.provide()
         self._solver = SolverPool(settings)
         self._loop = PlanningLoop(self._store, self._solver, self._notifier, self._metrics, settings)
-        self._health = Health(self._store, self._metrics, SERVICES, lambda: self._solver.obstacle)
+        self._health = Health(self._store, self._metrics, SERVICES, lambda: self._solver.lack)
         self._add_services()
         await self._health.look()
         await self._server.start()
@@ -124,8 +124,9 @@ class PlannerServer:
 
     async def _warm_up(self) -> None:
         await self._solver.warm_up()
-        await self._health.look()
         self._loop.wake()
+        await self._solver.warm_up_all()
+        await self._health.look()
 
     def _add_services(self) -> None:
         store, admission, server = self._store, self._admission, self._server

@@ -185,6 +185,33 @@ def test_S9_a_worker_that_dies_while_it_warms_up_is_replaced_and_the_log_says_so
     assert re.fullmatch(r"solver 1 of 1 is warm after \d+\.\d s: it loaded \d+ functions and compiled \d+", warm)
 
 
+def test_steps_are_solved_once_one_solver_is_warm_and_the_planner_is_ready_once_all_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        second = asyncio.Event()
+
+        class Worker(WarmWorker):
+            num_started = 0
+
+            async def warm_up(self) -> tuple[int, int]:
+                Worker.num_started += 1
+                if Worker.num_started == 2:
+                    await second.wait()
+                return 7, 0
+
+        monkeypatch.setattr(solver, "_Worker", Worker)
+        pool = pool_of("unix:///unused", num_solvers=2)
+        async with running(pool):
+            await pool.warm_up()
+            assert (pool.obstacle, pool.lack) == ("", "1 of 2 solvers are warm")
+            second.set()
+            await pool.warm_up_all()
+            assert (pool.obstacle, pool.lack, pool.num_warm) == ("", "", 2)
+
+    asyncio.run(scenario())
+
+
 def test_S9_a_solver_that_finds_no_room_for_its_process_is_started_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
