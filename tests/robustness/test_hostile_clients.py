@@ -86,6 +86,7 @@ def test_S6_eight_thousand_calls_without_a_message_shut_nobody_out(
 ) -> None:
     planner = world.start_planner(RELIBRA_AUTH=auth)
     take_step(planner, 1, "victim")
+    eventually(lambda: is_serving(planner))  # steps are solved before all solvers are warm
     attack = calls_without_a_message(target(planner), path)
     with world.fault("8448 calls of headers only, no token", "S6") as clock, closing(attack):
         next(attack)

@@ -239,11 +239,16 @@ def create_tokens(world: World) -> tuple[str, str]:
     return victim, attacker
 
 
-def stop_solvers(planner: Service) -> list[int]:
-    """Freeze the solvers of a planner, so that no solve ends; return their process ids."""
-    # A planner whose solver is not warm begins no solve.
+def stop_solvers(planner: Service, *, only_next: bool = False) -> list[int]:
+    """Freeze the solvers of a planner, so that no solve ends; return their process ids.
+
+    `only_next` freezes the solver that takes the next step, and leaves the others.
+    """
+    # A planner whose solver is not warm begins no solve, and one that is still to come would not be frozen.
     eventually(lambda: is_serving(planner))
     pids = eventually(lambda: solvers_of(planner))
+    if only_next:
+        pids = pids[-1:]  # the pool takes the solver that became idle last
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     return pids
@@ -255,10 +260,10 @@ def let_go(pids: list[int]) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-def hold_solve(world: World, planner: Planner, step: int = 1) -> list[int]:
-    """Take a step until a planner solves it with frozen solvers; return the process ids of the solvers."""
+def hold_solve(world: World, planner: Planner, step: int = 1, *, only_next: bool = False) -> list[int]:
+    """Take a step until a planner solves it with a frozen solver; return the process ids of the frozen ones."""
     prepare_step(planner, step)
-    pids = stop_solvers(planner)
+    pids = stop_solvers(planner, only_next=only_next)
     submit_step(planner, step)
     with world.redis.client() as redis:
         eventually(lambda: redis.get("relibra:{job}:lease"))
