@@ -33,6 +33,16 @@ def test_without_redis_it_is_alive_and_not_ready_and_says_why() -> None:
         assert 'data-events="/v1/events"' in page.text, "the page reloads by itself"
 
 
+def test_L3_the_overview_names_the_settings_with_which_redis_may_lose_data(http: TestClient, redis_url: str) -> None:
+    with Redis.from_url(redis_url) as redis:
+        redis.config_set("appendfsync", "everysec")
+        try:
+            assert "This Redis may lose what it acknowledged (appendfsync everysec); set" in http.get("/").text
+        finally:
+            redis.config_set("appendfsync", "always")
+    assert "may lose" not in http.get("/").text
+
+
 @pytest.mark.parametrize(
     ("path", "status", "title", "words"),
     [

@@ -62,7 +62,7 @@ def test_L3_a_server_of_a_cluster_that_comes_back_and_evicts_is_not_written_to(n
             with node.client() as client:
                 assert not client.exists(JobKeys("other").of("job"))
                 client.config_set("maxmemory-policy", "noeviction")
-            await store.check_policy()
+            await store.check_settings()
             assert not await store.check_again()
             assert await store.register_job("other", MODEL, CLUSTER, PARAMS)
 
@@ -78,19 +78,19 @@ def test_L2_a_server_of_a_cluster_that_does_not_answer_is_passed_over(
             primaries = store._redis.get_primaries()
             away = ClusterNode("127.0.0.1", 1, server_type="primary", socket_connect_timeout=1)
             monkeypatch.setattr(store._redis, "get_primaries", lambda: [away, *primaries])
-            await store.check_policy()
+            await store.check_settings()
             with node.client() as client:
                 client.config_set("maxmemory-policy", "allkeys-lfu")
             # The client asks anew which servers there are, over connections that are checked.
             with pytest.raises((Unsupported, Unavailable), match="allkeys-lfu"):
-                await store.check_policy()
+                await store.check_settings()
             assert "allkeys-lfu" in store.fault
             with node.client() as client:
                 client.config_set("maxmemory-policy", "noeviction")
-            await store.check_policy()
+            await store.check_settings()
             assert not store.fault
             monkeypatch.setattr(store._redis, "get_primaries", lambda: [away])
             with pytest.raises(Unavailable, match="no server of the Cluster answers"):
-                await store.check_policy()
+                await store.check_settings()
 
     run(scenario())

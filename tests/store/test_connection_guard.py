@@ -1,6 +1,7 @@
 """A Redis that is exchanged, reconfigured or emptied under a live store."""
 
 import contextlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,10 +43,78 @@ def test_L3_nothing_is_written_to_a_redis_that_was_started_again_and_evicts(
     with Redis.from_url(server.url) as client:
         assert not client.exists("relibra:{other}:job")
         client.config_set("maxmemory-policy", "noeviction")
-        run(checked.check_policy())
+        run(checked.check_settings())
         assert not run(checked.check_again())
         run(checked.register_job("other", MODEL, CLUSTER, PARAMS))
         assert client.exists("relibra:{other}:job")
+
+
+def test_L3_nothing_is_written_to_a_redis_that_was_started_again_without_its_file(
+    checked: Store, server: EmbeddedRedis, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = server._options()
+    options[options.index("--appendonly") + 1] = "no"
+    monkeypatch.setattr(server, "_options", lambda: options)
+    server.stop()
+    server.start()
+    with pytest.raises(Unavailable, match=r"may lose what it acknowledged \(appendonly no\)"):
+        run(checked.register_job("other", MODEL, CLUSTER, PARAMS))
+    with Redis.from_url(server.url) as client:
+        assert not client.exists("relibra:{other}:job")
+
+
+def test_L3_a_redis_that_was_never_durable_is_used_until_it_is_durable_and_then_no_more_without(
+    server: EmbeddedRedis, run: Loop
+) -> None:
+    with Redis.from_url(server.url) as client:
+        client.config_set("appendfsync", "everysec")
+        store = Store.open(server.url)
+        run(store.check())
+        assert "appendfsync everysec" in run(store.check_settings())
+        run(store.register_job("job", MODEL, CLUSTER, PARAMS))
+        client.config_set("appendfsync", "always")
+        assert not run(store.check_settings())
+        client.config_set("appendfsync", "everysec")
+        with pytest.raises(Unsupported, match="appendfsync everysec"):
+            run(store.check_settings())
+        run(store.close())
+
+
+def test_L3_a_restored_backup_is_told_of_by_every_store_that_looked_since(server: EmbeddedRedis, run: Loop) -> None:
+    stores = [Store.open(server.url) for _ in range(2)]
+    backup = server.data_dir.with_name("backup")
+
+    def looks() -> list[bool]:
+        return [run(store.has_gone_back()) for store in stores]
+
+    for store in stores:
+        run(store.check())
+    assert looks() == [False, False]
+    server.stop()
+    shutil.copytree(server.data_dir, backup)
+    server.start()
+    assert looks() == looks() == [False, False]
+    server.stop()
+    shutil.rmtree(server.data_dir)
+    shutil.copytree(backup, server.data_dir)
+    server.start()
+    assert looks() == [True, True]
+    assert looks() == [False, False]
+    for store in stores:
+        run(store.close())
+
+
+def test_L3_a_redis_that_came_back_with_its_file_has_not_gone_back(
+    checked: Store, server: EmbeddedRedis, run: Loop
+) -> None:
+    for _ in range(3):
+        assert not run(checked.has_gone_back())
+        server.stop()
+        server.start()
+    with Redis.from_url(server.url) as client:
+        client.flushall()
+    assert run(checked.check_again())
+    assert not run(checked.has_gone_back()), "a loss of everything is told of once"
 
 
 def test_L3_nothing_is_written_to_a_redis_that_came_back_with_another_schema(
@@ -60,7 +129,7 @@ def test_L3_nothing_is_written_to_a_redis_that_came_back_with_another_schema(
         assert not client.exists("relibra:{other}:job")
 
 
-@pytest.mark.parametrize("fault", ["policy", "schema"])
+@pytest.mark.parametrize("fault", ["policy", "sync", "file", "schema"])
 def test_L3_a_redis_that_turns_unfit_without_a_break_is_noticed_and_refused(
     checked: Store, server: EmbeddedRedis, run: Loop, fault: str
 ) -> None:
@@ -69,16 +138,26 @@ def test_L3_a_redis_that_turns_unfit_without_a_break_is_noticed_and_refused(
         def turn(is_fit: bool) -> None:
             if fault == "policy":
                 client.config_set("maxmemory-policy", "noeviction" if is_fit else "volatile-ttl")
+            elif fault == "sync":
+                client.config_set("appendfsync", "always" if is_fit else "everysec")
+            elif fault == "file":
+                client.config_set("appendonly", "yes" if is_fit else "no")
             else:
                 client.set(SCHEMA, SCHEMA_VERSION if is_fit else SCHEMA_VERSION - 1)
 
         async def look() -> bool:
             with contextlib.suppress(Unsupported):
-                await checked.check_policy()
+                await checked.check_settings()
             return await checked.check_again()
 
         turn(is_fit=False)
-        with pytest.raises(Unsupported, match="volatile-ttl" if fault == "policy" else "start on an empty Redis"):
+        told = {
+            "policy": "volatile-ttl",
+            "sync": r"\(appendfsync everysec\); set appendonly to yes and appendfsync to always",
+            "file": r"may lose what it acknowledged \(appendonly no\)",
+            "schema": "start on an empty Redis",
+        }
+        with pytest.raises(Unsupported, match=told[fault]):
             run(look())
         with pytest.raises(Unavailable, match="nothing is acknowledged: this Redis"):
             run(checked.register_job("job", MODEL, CLUSTER, PARAMS))
@@ -126,7 +205,7 @@ def test_a_user_that_loses_the_right_to_ask_for_the_configuration_may_go_on(
 ) -> None:
     with Redis.from_url(server.url) as client:
         client.execute_command("ACL", "SETUSER", "default", "-config")
-        run(checked.check_policy())
+        run(checked.check_settings())
         assert not run(checked.check_again())
         assert not checked.fault
 

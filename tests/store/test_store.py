@@ -62,19 +62,6 @@ def test_S3_a_redis_that_evicts_is_refused(run: Loop, tmp_path: Path) -> None:
         run(store.close())
 
 
-def test_L3_a_redis_that_may_lose_what_it_acknowledged_is_told_of(
-    run: Loop, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with EmbeddedRedis(tmp_path) as server, Redis.from_url(server.url) as client:
-        store = Store.open(server.url)
-        run(store.check())
-        assert not caplog.records
-        client.config_set("appendfsync", "everysec")
-        run(store.check())
-        run(store.close())
-    assert "appendfsync everysec: a kill may lose what was acknowledged; set always" in caplog.text
-
-
 def test_redis_out_of_reach_is_unavailable(run: Loop, tmp_path: Path) -> None:
     store = Store.open(f"unix://{tmp_path}/nobody.sock")
     with pytest.raises(Unavailable, match=r"nobody\.sock"):

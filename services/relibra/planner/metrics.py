@@ -5,7 +5,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
@@ -44,6 +44,7 @@ LIMITS = (
     "other",
 )
 """Counted from zero, so that the first refusal is an increase."""
+Lost = Literal["everything", "its newest writes"]
 OUT_OF_MEMORY = "out_of_memory"
 _OUTCOMES = ("published", "failed", "crashed", OUT_OF_MEMORY)
 
@@ -80,9 +81,13 @@ class Metrics:
         self.lag_s = seconds("event_loop_lag", "How late the event loop was.", _CALL_BUCKETS_S)
         ready = "1 while Redis answers and may keep the state of jobs, and the solvers are warm."
         self._ready = gauge("ready", ready)
-        unfit = "1 while Redis may evict keys or holds another schema, so that nothing is acknowledged."
+        unfit = "1 while Redis may not keep the state of jobs, so that nothing is acknowledged."
         self.redis_unfit = gauge("redis_unfit", unfit)
-        self.redis_emptied = counter("redis_emptied", "How often Redis had lost everything.")
+        forgets = "1 while a kill of Redis may lose what it acknowledged, which was so when the planner started."
+        self.redis_forgets = gauge("redis_forgets", forgets)
+        self.redis_losses = counter("redis_losses", "How often Redis had lost data, by what.", "lost")
+        for lost in get_args(Lost):
+            self.redis_losses.labels(lost)
         for limit in LIMITS:
             self.limited.labels(limit)
         for outcome in _OUTCOMES:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from relibra import charting
+from relibra.errors import Unsupported
 from relibra.status.attempts import AttemptChoice
 from relibra.status.context import MAX_INDEX, App, Before, Layer, Looker, Row, Seen, Step
 from relibra.status.explain import explain
@@ -52,6 +53,10 @@ async def overview(
         listed, num_folded = fold(listed)
     shown: dict[str, Any] = {"asked": asked, "orders": list(Order), "counts": count_states(glances)}
     shown["saved"] = add_up(glance.savings for glance in glances)
+    try:
+        shown["weakness"] = await app.store.check_settings()
+    except Unsupported as error:
+        shown["weakness"] = str(error)
     return page(request, "jobs.html", glances=listed, num_folded=num_folded, **shown)
 
 

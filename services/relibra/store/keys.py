@@ -5,6 +5,7 @@ Keys of all jobs have the prefix `relibra:`. They stay for good, except revoked 
 | key | type | content | size |
 |---|---|---|---|
 | `schema` | string | version of this schema | 1 B |
+| `looks` | string | how often planners looked for what Redis lost: it only rises | 8 B |
 | `jobs` | set | ids of registered jobs | 64 B a job |
 | `tokens` | hash | token id -> JSON: hash of its secret, job, role, times | 300 B a token |
 
@@ -72,6 +73,7 @@ from typing import Protocol
 
 SCHEMA = "relibra:schema"
 SCHEMA_VERSION = 14
+LOOKS = "relibra:looks"
 JOBS = "relibra:jobs"
 TOKENS = "relibra:tokens"
 

@@ -1,7 +1,7 @@
 """`Store`: everything that the services ask of Redis, one base class per concept."""
 
 import asyncio
-import logging
+import contextlib
 from typing import Self
 
 from redis.asyncio import RedisCluster
@@ -9,16 +9,9 @@ from redis.exceptions import RedisError, ResponseError
 
 from relibra.errors import Unavailable, Unsupported
 from relibra.store.address import open_redis
-from relibra.store.connection_guard import (
-    NO_EVICTION,
-    POLICY,
-    ConnectionGuard,
-    UnfitRedis,
-    evicts,
-    other_schema,
-)
+from relibra.store.connection_guard import NEEDED, ConnectionGuard, UnfitRedis, other_schema
 from relibra.store.expiry import Expiry
-from relibra.store.keys import SCHEMA
+from relibra.store.keys import LOOKS, SCHEMA
 from relibra.store.leases import Leases
 from relibra.store.notes import Notes
 from relibra.store.rollbacks import Rollbacks
@@ -27,8 +20,8 @@ from relibra.store.sequences import Sequences
 from relibra.store.summaries import Summaries
 from relibra.store.tokens import Tokens
 
-logger = logging.getLogger(__name__)
-
+_MOST_UNSEEN_LOOKS = 1000
+"""More than other planners look between two looks of this one."""
 _CONFIGURATION_TIMEOUT_S = 5.0
 """How long one server of a Cluster has to tell how it is configured."""
 
@@ -71,19 +64,8 @@ class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Notes, T
         await self._mark_schema()
         await self.check_schema()
         self._guard.is_emptied = False
-        await self.check_policy()
-        try:
-            for name, wanted in (("appendonly", "yes"), ("appendfsync", "always")):
-                if other := await self._configured_but(name, wanted):
-                    logger.warning(
-                        "Redis has %s %s: a kill may lose what was acknowledged; set %s",
-                        name,
-                        other,
-                        wanted,
-                    )
-        except ResponseError:  # it does not tell, as some managed ones do not
-            pass
-        self._guard.checks_policy = True
+        await self.check_settings()
+        self._guard.checks_settings = True
 
     async def check_again(self) -> bool:
         """Return if a Redis that `check` accepted answers, and may still keep the state of jobs as far as is known.
@@ -100,6 +82,8 @@ class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Notes, T
         version = await self._redis.get(SCHEMA)
         if version is None:
             await self._mark_schema()
+            # What was lost is told of as a whole, and not again as the newest of it.
+            await self._redis.set(LOOKS, self._guard.num_looks + _MOST_UNSEEN_LOOKS)
         # Only the planner that marked the store says that it was empty.
         is_emptied, self._guard.is_emptied = self._guard.is_emptied, False
         self._guard.schema_fault = other_schema(version)
@@ -107,21 +91,32 @@ class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Notes, T
             raise Unsupported(self._guard.fault)
         return is_emptied
 
-    async def check_policy(self) -> None:
-        """Return if no server that is written to evicts keys.
+    async def check_settings(self) -> str:
+        """Return what a kill of Redis may lose, which is accepted if it was so from the start; empty if nothing.
 
         Servers that do not answer, or do not tell, are passed over. Connections to a server that comes back are checked
         before they are used.
 
         Raises:
-            Unsupported: a server may evict keys; scripts are refused until a later call finds that none may.
+            Unsupported: a server may evict keys, or kept what it acknowledged and no longer does; scripts are refused
+                until a later call finds that all is well.
         """
-        try:
-            self._guard.policy_fault = evicts(await self._configured_but(POLICY, NO_EVICTION) or NO_EVICTION)
-        except ResponseError:
-            self._guard.policy_fault = ""
-        if self._guard.policy_fault:
-            raise Unsupported(self._guard.policy_fault)
+        settings = dict(NEEDED)
+        for name, needed in NEEDED.items():
+            with contextlib.suppress(ResponseError):  # it does not tell, as some managed ones do not
+                settings[name] = await self._configured_but(name, needed) or needed
+        if fault := self._guard.judge(settings):
+            raise Unsupported(fault)
+        return self._guard.weakness
+
+    async def has_gone_back(self) -> bool:
+        """Return whether Redis lost something that it had acknowledged before the last call.
+
+        A restored backup and a replica that was behind do that. Each call raises a number; what it was in the last call
+        it must not be again. In a Cluster, this tells of the server alone that stores the number.
+        """
+        seen, self._guard.num_looks = self._guard.num_looks, int(await self._redis.incr(LOOKS))
+        return self._guard.num_looks <= seen
 
     async def max_memory_bytes(self) -> int | None:
         """Return the memory at which Redis refuses writes; None if it has no such limit, or does not tell.

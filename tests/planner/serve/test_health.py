@@ -112,7 +112,7 @@ def test_L3_a_redis_that_evicts_is_not_ready_and_says_so_once_everywhere(
     with Redis.from_url(redis_url) as redis:
         redis.config_set("maxmemory-policy", "allkeys-lru")
         try:
-            run(health.look_at_policy())
+            run(health.look_at_settings())
             for _ in range(3):
                 run(health.look())
             assert run(status(health)) == NOT_SERVING
@@ -120,7 +120,7 @@ def test_L3_a_redis_that_evicts_is_not_ready_and_says_so_once_everywhere(
             assert "relibra_planner_redis_unfit 1.0" in shown("metrics")
         finally:
             redis.config_set("maxmemory-policy", "noeviction")
-        run(health.look_at_policy())
+        run(health.look_at_settings())
         run(health.look())
         assert run(status(health)) == SERVING
         assert shown("readyz") == "ready\n"
@@ -128,11 +128,45 @@ def test_L3_a_redis_that_evicts_is_not_ready_and_says_so_once_everywhere(
         redis.flushall()
         run(health.look())
         run(health.look())
-    assert "relibra_planner_redis_emptied_total 1.0" in shown("metrics")
+    assert 'relibra_planner_redis_losses_total{lost="everything"} 1.0' in shown("metrics")
     said = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
     assert [each.partition(":")[0] for each in said] == [
         "not ready, and nothing is acknowledged",
         "Redis lost everything",
+    ]
+
+
+def test_L3_a_redis_that_was_never_durable_is_told_of_once_and_one_that_no_longer_is_makes_not_ready(
+    store: Store, run: Loop, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = Metrics()
+    health = Health(store, metrics, [])
+
+    def look() -> tuple[bool, float]:
+        run(health.look_at_settings())
+        run(health.look())
+        return run(status(health)) == SERVING, metrics.redis_forgets._value.get()
+
+    with Redis.from_url(redis_url) as redis:
+        try:
+            redis.config_set("appendfsync", "everysec")
+            run(store.check())
+            assert look() == look() == (True, 1)
+            redis.config_set("appendfsync", "always")
+            assert look() == (True, 0)
+            redis.config_set("appendonly", "no")
+            assert look() == (False, 0)
+        finally:
+            redis.config_set("appendonly", "yes")
+            redis.config_set("appendfsync", "always")
+        assert look() == (True, 0)
+        redis.decrby("relibra:looks", 5)
+        assert look() == look() == (True, 0)
+    said = [each.getMessage() for each in caplog.records if each.levelname in ("WARNING", "ERROR")]
+    assert [each.partition(" (")[0].partition(":")[0] for each in said] == [
+        "this Redis may lose what it acknowledged",
+        "not ready, and nothing is acknowledged",
+        "Redis lost its newest writes",
     ]
 
 

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
 from relibra.errors import Unavailable, Unsupported
-from relibra.planner.metrics import Metrics
+from relibra.planner.metrics import Lost, Metrics
 from relibra.store import Store
 from relibra.wire.status import VERSION_METADATA_KEY, WAITS_FOR_METADATA_KEY, WaitsFor
 
@@ -19,9 +19,16 @@ logger = logging.getLogger(__name__)
 
 _LOOK_INTERVAL_S = 0.5
 _ANSWER_TIMEOUT_S = 1.0
-_POLICY_INTERVAL_S = 10.0
-"""How often Redis is asked whether it evicts keys, while it is fit; new connections are checked too."""
+_SETTINGS_INTERVAL_S = 5.0
+"""How often Redis is asked for its settings and for what it lost, while it is fit; new connections are checked too."""
 _Status = health_pb2.HealthCheckResponse
+_LOSSES: dict[Lost, str] = {
+    "everything": "it was emptied, or started without its file. Jobs, steps and tokens are gone. Each driver must "
+    "register its job again; find out what emptied Redis",
+    "its newest writes": "an older backup was restored, or a replica took over that was behind. Plans, reports and "
+    "tokens of the time since are gone, and the number of a lost attempt or plan may be given out again. Restart the "
+    "jobs that ran meanwhile",
+}
 
 
 class Health:
@@ -44,7 +51,7 @@ class Health:
         self._services = ("", *services)
         self._servicer = _VersionedServicer()
         self._is_ready: bool | None = None
-        self._fault = ""
+        self._fault = self._weakness = ""
 
     def serve_on(self, server: grpc.aio.Server) -> None:
         """Answer the health checks that reach `server`."""
@@ -53,25 +60,27 @@ class Health:
     async def follow_redis(self) -> None:
         """Keep the status up to date, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._follow_policy())
+            tasks.create_task(self._follow_settings())
             while True:
                 await self.look()
                 await asyncio.sleep(_LOOK_INTERVAL_S)
 
-    async def _follow_policy(self) -> None:
+    async def _follow_settings(self) -> None:
         # Beside the looks: a server of a Cluster that does not answer must keep no planner from being ready.
         while True:
-            await self.look_at_policy()
-            await asyncio.sleep(_LOOK_INTERVAL_S if self._store.fault else _POLICY_INTERVAL_S)
+            await self.look_at_settings()
+            await asyncio.sleep(_LOOK_INTERVAL_S if self._store.fault else _SETTINGS_INTERVAL_S)
 
-    async def look_at_policy(self) -> None:
-        """Ask once whether Redis may evict keys; the next look tells of it."""
+    async def look_at_settings(self) -> None:
+        """Ask once whether Redis keeps what it acknowledges, and whether it did; the next look tells of a fault."""
         try:
-            await self._store.check_policy()
+            self._tell_of_weakness(await self._store.check_settings())
+            if await self._store.has_gone_back():
+                self._tell_of_loss("its newest writes")
         except (Unavailable, Unsupported):
             pass
         except Exception:
-            logger.exception("asking Redis whether it evicts keys failed")
+            logger.exception("asking Redis for its settings failed")
 
     async def look(self) -> None:
         """Ask Redis once, look at the solver, and set the status."""
@@ -101,7 +110,7 @@ class Health:
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                 if await self._store.check_again():
-                    self._tell_of_loss()
+                    self._tell_of_loss("everything")
         except TimeoutError:
             return f"Redis did not answer within {_ANSWER_TIMEOUT_S} s"
         except (Unavailable, Unsupported) as error:
@@ -111,12 +120,15 @@ class Health:
             return f"Redis cannot be used: {type(error).__name__}: {error}"
         return ""
 
-    def _tell_of_loss(self) -> None:
-        self._metrics.redis_emptied.inc()
-        logger.error(
-            "Redis lost everything: it was emptied, or started without its file. Jobs, steps and tokens are gone. Each "
-            "driver must register its job again; find out what emptied Redis"
-        )
+    def _tell_of_loss(self, lost: Lost) -> None:
+        self._metrics.redis_losses.labels(lost).inc()
+        logger.error("Redis lost %s: %s", lost, _LOSSES[lost])
+
+    def _tell_of_weakness(self, weakness: str) -> None:
+        self._metrics.redis_forgets.set(bool(weakness))
+        if weakness and weakness != self._weakness:
+            logger.warning("%s. It was so when this planner started, so the planner goes on", weakness)
+        self._weakness = weakness
 
     async def drain(self) -> None:
         """Answer NOT_SERVING from now on."""
