@@ -35,6 +35,7 @@ LIMITS = (
     "num_ranks",
     "credit",
     "packings",
+    "pack_timeout_s",
     "packed_counts",
     "packed_loads",
     "max_sequences",

@@ -31,6 +31,8 @@ class PlannerSettings(ServiceSettings):
     """How many threads one solve uses; by default as many as the container, or else this process, has whole cores."""
     solve_timeout_s: float = Field(120.0, gt=0)
     """A solve that takes longer is killed and counts as a crash."""
+    pack_timeout_s: float = Field(30.0, gt=0)
+    """A packing that takes longer is killed and refused; its driver goes on with its own schedule."""
     solver_memory_bytes: int = Field(6 << 30, ge=1 << 26)
     """How much memory the arrays of one solve may take in its process, beside the code and its threads.
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.planning_loops import Solver, is_idle, job_with_two_steps, loop_over, nothing, running
+from harness.planning_loops import PATIENT_S, Solver, is_idle, job_with_two_steps, loop_over, nothing, running
 from harness.services import CLUSTER, MODEL, PARAMS, Loop
 from harness.step_samples import IDS, SCHEDULE
 from relibra.errors import InvalidInput, Unavailable
@@ -94,7 +94,7 @@ def test_S6_packings_and_steps_of_jobs_take_turns(store: Store, run: Loop, job: 
     solver = Solver(nothing, num_warm=1)
 
     async def scenario() -> None:
-        loop = loop_over(store, solver)
+        loop = loop_over(store, solver, num_solvers=1)
         packing = [asyncio.create_task(loop.pack(pack_task(job))) for _ in range(3)]
         await asyncio.sleep(0)  # all wait before the loop runs
         async with running(loop, lambda: is_idle(store)):
@@ -104,6 +104,38 @@ def test_S6_packings_and_steps_of_jobs_take_turns(store: Store, run: Loop, job: 
     # Three packings of one job delay the other job by one packing at most.
     assert solver.steps.index(("other", 1)) <= 1
     assert sorted(solver.steps) == [("job", 1), ("job", 2), *[("job", 3)] * 3, ("other", 1)]
+
+
+@pytest.mark.parametrize("num_solvers", [2, 3])
+def test_S6_packings_without_an_end_leave_a_solver_to_steps(
+    store: Store, run: Loop, job: JobRecord, num_solvers: int
+) -> None:
+    jobs = [job, *(run(store.register_job(f"packer-{index}", MODEL, CLUSTER, PARAMS)) for index in range(3))]
+    released, num_packing, most_packing = asyncio.Event(), 0, 0
+
+    async def pack_slowly(job_id: str, step: int) -> None:
+        nonlocal num_packing, most_packing
+        if step == 3:
+            num_packing += 1
+            most_packing = max(most_packing, num_packing)
+            await released.wait()
+            num_packing -= 1
+
+    async def scenario() -> None:
+        loop = loop_over(store, Solver(pack_slowly, num_warm=num_solvers), num_solvers=num_solvers)
+        packing = [asyncio.create_task(loop.pack(pack_task(each))) for each in jobs[1:]]
+        await asyncio.sleep(0)
+        # The steps are planned while packings wait, and these end afterwards.
+        async with running(loop, lambda: is_idle(store)):
+            async with asyncio.timeout(PATIENT_S):
+                while await store.pending_steps():
+                    pass
+            assert num_packing == num_solvers - 1
+            released.set()
+            assert await asyncio.gather(*packing) == [(SCHEDULE, "packed")] * 3
+
+    run(scenario())
+    assert most_packing == num_solvers - 1
 
 
 def test_L4_packings_that_wait_are_refused_by_a_planner_that_drains(store: Store, run: Loop, job: JobRecord) -> None:

@@ -128,6 +128,11 @@ def test_a_worker_that_is_killed_while_it_packs_is_replaced_and_packs_again(
             schedule, _ = await pool.pack(task)
             assert schedule.num_sequences == len(IDS)
 
+            pool._settings = pool._settings.model_copy(update={"pack_timeout_s": 0.2})
+            os.kill(workers(pool)[0], signal.SIGSTOP)
+            with pytest.raises(LimitExceeded, match=r"longer than 0\.2 s and was killed \(pack_timeout_s\)"):
+                await pool.pack(task)
+
     run(scenario())
 
 

@@ -1,6 +1,7 @@
 """From pending steps to published plans: takes the lease on a step, has the step solved, publishes the plan.
 
-Packings that callers wait for take turns with the steps, because they need the same solvers.
+Packings that callers wait for take turns with the steps, because they need the same solvers. Of several solvers, one is
+left to steps.
 """
 
 import asyncio
@@ -52,6 +53,7 @@ class PlanningLoop:
         self._news = asyncio.Event()
         self._is_stopping = False
         self._solves: dict[str, asyncio.Task[None]] = {}
+        self._num_packing = 0
         self._queue = SolverQueue()
 
     @property
@@ -120,7 +122,10 @@ class PlanningLoop:
 
         Packings come first: a driver waits for one before it submits the next step.
         """
-        if pack := self._queue.take_pack(job_id):
+        # Packings may take long, so they never hold all solvers (S6).
+        has_room = self._num_packing < self._solver.num_warm - (self._settings.num_solvers > 1)
+        if has_room and (pack := self._queue.take_pack(job_id)):
+            self._num_packing += 1
             return self._pack(pack)
         lease = await self._store.take_lease(job_id, self._settings.lease_s)
         return None if lease is None else self._plan(lease)
@@ -136,6 +141,7 @@ class PlanningLoop:
             why = f"packing crashed with {type(error).__name__}: {error}; submit the schedule as it is"
             pack.answer(Unavailable(why))
         finally:
+            self._num_packing -= 1
             del self._solves[pack.job_id]
             self.wake()
 

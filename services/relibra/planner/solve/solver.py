@@ -128,17 +128,24 @@ class SolverPool:
             TimeoutError: the solve took too long and was killed.
             BrokenProcessPool: the worker died; the text says how.
         """
-        num_threads = self._settings.num_solver_threads or 1
-        return await self._in_worker("solve", solve_step, self._settings.redis_url, job_id, step, num_threads)
+        num_threads, timeout_s = self._settings.num_solver_threads or 1, self._settings.solve_timeout_s
+        return await self._in_worker(
+            "solve", timeout_s, solve_step, self._settings.redis_url, job_id, step, num_threads
+        )
 
     async def pack(self, task: PackTask) -> tuple[Schedule, str]:
-        """Pack the sequences of a step in a warm worker; raises as `solve`."""
-        return await self._in_worker("packing", pack_step, self._settings.redis_url, task)
+        """Pack the sequences of a step in a warm worker; raises as `solve`, and `LimitExceeded` if it takes long."""
+        try:
+            timeout_s = self._settings.pack_timeout_s
+            return await self._in_worker("packing", timeout_s, pack_step, self._settings.redis_url, task)
+        except TimeoutError as error:
+            told = f"{error} (pack_timeout_s): submit the schedule as it is, or let fewer sequences be packed"
+            raise LimitExceeded(told, limit="pack_timeout_s") from None
 
-    async def _in_worker(self, what: str, work: Callable[..., _Result], *arguments: Any) -> _Result:
+    async def _in_worker(self, what: str, timeout_s: float, work: Callable[..., _Result], *arguments: Any) -> _Result:
         worker = self._idle.pop()
         try:
-            async with asyncio.timeout(self._settings.solve_timeout_s):
+            async with asyncio.timeout(timeout_s):
                 has_worked = worker.has_worked
                 try:
                     return await worker.do(work, *arguments)
@@ -151,9 +158,7 @@ class SolverPool:
                     return await worker.do(work, *arguments)
         except TimeoutError:
             worker.kill()
-            raise TimeoutError(
-                f"the {what} took longer than {self._settings.solve_timeout_s:g} s and was killed"
-            ) from None
+            raise TimeoutError(f"the {what} took longer than {timeout_s:g} s and was killed") from None
         except MemoryError as error:
             # What failed work leaves in its process would be missing in the next solve.
             worker.kill()
