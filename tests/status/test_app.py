@@ -86,6 +86,12 @@ def test_nothing_can_be_written(http: TestClient, job: WatchedJob) -> None:
             assert response.headers["allow"]
 
 
+def test_S6_no_redirect_repeats_the_name_that_a_client_calls_the_service(http: TestClient, job: WatchedJob) -> None:
+    for path in ("/jobs/job/", "/v1/jobs/", "/jobs/job/steps/1"):
+        response = http.get(path, headers={"Host": "localhost"}, follow_redirects=False)
+        assert "localhost" not in response.headers.get("location", "")
+
+
 def test_a_bug_is_a_problem_document_too(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Store, "list_jobs", None)
     response = http.get("/v1/jobs")

@@ -3,13 +3,14 @@
 import asyncio
 import socket
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
-from redis import exceptions
+from redis import Redis, exceptions
 
 from harness.redis_deployments import free_ports
-from harness.services import Loop, eventually
+from harness.services import CLUSTER, MODEL, PARAMS, Loop, eventually
 from relibra.errors import Unavailable
 from relibra.store import Store
 from relibra.store.connection import Connected
@@ -50,6 +51,24 @@ def test_what_a_part_asks_in_public_raises_unavailable_and_only_that(store: Stor
         run(part.ask())
     with pytest.raises(exceptions.ConnectionError):
         run(part._ask())
+
+
+def test_L2_scripts_that_redis_forgets_all_the_time_run_all_the_same(store: Store, run: Loop, redis_url: str) -> None:
+    has_ended = threading.Event()
+
+    def forget() -> None:
+        with Redis.from_url(redis_url) as client:
+            while not has_ended.is_set():
+                client.script_flush()
+
+    forgetting = threading.Thread(target=forget)
+    forgetting.start()
+    try:
+        for _ in range(200):
+            run(store.register_job("job", MODEL, CLUSTER, PARAMS))
+    finally:
+        has_ended.set()
+        forgetting.join()
 
 
 def test_a_redis_in_protected_mode_is_named_as_the_cause(run: Loop, tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def create_app(store: Store, settings: StatusSettings, compare: CompareWays | No
         openapi_tags=_TAGS,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # such a redirect would repeat whatever `Host` the client sent
     )
     reader = Reader(store, num_plans=settings.num_cached_plans)
     refusals = Refusals()

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import hashlib
 import inspect
 from collections.abc import Callable, Coroutine, Iterable
 from importlib import resources
@@ -69,13 +70,21 @@ class Connected:
         """
         if self._guard.fault:
             raise Unavailable(f"nothing is acknowledged: {self._guard.fault}")
-        return await self._redis.register_script(_source(name))(keys=keys, args=args)
+        source, digest = _source(name)
+        try:
+            return await self._redis.evalsha(digest, len(keys), *keys, *args)
+        except exceptions.NoScriptError:
+            # One command loads and runs the script, so that no SCRIPT FLUSH comes between.
+            return await self._redis.eval(source, len(keys), *keys, *args)
 
 
 @functools.cache
-def _source(name: str) -> str:
+def _source(name: str) -> tuple[str, str]:
+    """Return a script, with the function that scripts share if it calls that, and the digest that Redis knows it by."""
     source = resources.files("relibra.store").joinpath(f"lua/{name}.lua").read_text(encoding="utf-8")
-    return f"{_source(_MEASURE)}\n{source}" if f"{_MEASURE}(" in source and name != _MEASURE else source
+    if f"{_MEASURE}(" in source and name != _MEASURE:
+        source = f"{_source(_MEASURE)[0]}\n{source}"
+    return source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
 def raises_unavailable(method: Callable[_P, Coroutine[Any, Any, _R]]) -> Callable[_P, Coroutine[Any, Any, _R]]:
