@@ -242,6 +242,14 @@ def test_prometheus_scrapes_existing_ports_that_policies_admit():
         assert rule["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
 
 
+def test_no_port_admits_just_anybody():
+    policies = [each for each in _render("prod") if each["kind"] == "NetworkPolicy"]
+    for policy in policies:
+        for rule in policy["spec"].get("ingress", []):
+            assert rule["from"], policy["metadata"]["name"]
+            assert {"namespaceSelector": {}} not in rule["from"], policy["metadata"]["name"]
+
+
 def test_prod_includes_alerts_and_dashboard():
     objects = _render("prod")
     assert any(each["kind"] == "PrometheusRule" for each in objects)
