@@ -4,7 +4,11 @@ PYTHON ?= $(shell for each in python3.12 python3.11 python3; do $$each -c 'impor
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready-for-
-INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable
+# Packages arrive for minutes, so people see which; pip's further words about them are indented.
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
+install = $(BIN)/python -m pip --disable-pip-version-check install --no-compile --progress-bar off --constraint constraints.txt --editable '.[$(1)]' \
+  | sed --unbuffered '/^ \|already satisfied/d'
 FRAMEWORKS_PYTHON ?= $(PYTHON)
 # Ray starts no worker from a path with a space, so a checkout in such a path needs this environment elsewhere.
 FRAMEWORKS_VENV ?= .venv-frameworks
@@ -116,15 +120,15 @@ clean:
 $(READY)all: pyproject.toml constraints.txt
 	@echo "installing the packages of the demo into $(VENV), once: 1.0 GB, and more with the CUDA build of torch"
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) '.[planner]'
-	$(BIN)/python -m relibra.planner.solve.machine_code & $(INSTALL) '.[all]'; installed=$$?; wait; exit $$installed
+	$(call install,planner)
+	$(BIN)/python -m relibra.planner.solve.machine_code & $(call install,all); installed=$$?; wait; exit $$installed
 	rm -rf $(VENV)/lib/python*/site-packages/torch/test
 	$(BIN)/python -c 'import relibra.demo.trainer'
 	touch $@
 
 $(READY)%: $(READY)all
 	@echo "installing the packages of the extra \"$*\" into $(VENV), once"
-	$(INSTALL) '.[$*]'
+	$(call install,$*)
 	touch $@
 
 build/programs/helm: deploy/helm/programs.py $(READY)all
