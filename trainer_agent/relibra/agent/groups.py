@@ -112,11 +112,6 @@ class Topology:
             seats=seats,
         )
 
-    @property
-    def num_etp_ranks(self) -> int:
-        """The number of parts into which expert tensor parallelism cuts every weight."""
-        return len(set(self.stage_etp_ranks))
-
     def pipelines(self) -> list[tuple[int, ...]]:
         """Return the global ranks that have the same seat and part in all pipeline stages, for each seat and part."""
         return [ranks for stages in self._by_part() for ranks in zip(*stages, strict=True)]
