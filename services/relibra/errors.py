@@ -12,7 +12,7 @@
     |   `-- RolledBack        the caller's launch went back to an earlier step
     |-- LostLease             another planner may have taken over the solve
     |-- LimitExceeded         a configured limit was reached
-    |   `-- TooManyCalls      too many calls or streams are open at this planner; retry later
+    |   `-- TooManyCalls      too many calls or streams are open at this service; retry later
     |-- Unauthenticated       the call came without a valid token or certificate
     |-- Forbidden             the caller is known but may not do this
     |-- Corrupt               what Redis keeps is not what was stored; the text names it
@@ -134,7 +134,7 @@ class LimitExceeded(RelibraError):
 
 
 class TooManyCalls(LimitExceeded):
-    """Too many calls or streams are open at this planner. Retry later, at another planner if there is one."""
+    """Too many calls, streams or requests are open at this service. Retry later, at another planner if there is one."""
 
     # Clients that do not know the class then retry too.
     grpc_status = "UNAVAILABLE"

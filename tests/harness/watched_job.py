@@ -163,6 +163,23 @@ class WatchedJob:
                     ),
                 )
 
+    async def report_loads(self, step: int, load_ML: NDArray[np.int64], *, phase: Phase = Phase.UPDATE) -> None:
+        """Let all ranks of the first EP group report the same loads, whatever was planned."""
+        for rank in range(self.cluster.num_ranks):
+            report = ExecutionReport(
+                step=step,
+                phase=phase,
+                ep_group=0,
+                ep_rank=rank,
+                applied=None,
+                reason="no plan in time",
+                realised_load_ML=load_ML,
+                reorder_sent_bytes=0,
+                replica_sent_bytes=0,
+                plan_wait_s=0.0,
+            )
+            await self.store.put_report(self.record, report)
+
     def _executed(self, step: int, plan: Plan | None) -> NDArray[np.int64]:
         """Return the tokens of every expert by rank, `[M, L, E, R]`, as ranks with this plan split those of a step."""
         load_MLE = StepLoad.of(self._counts(step), self.schedule, self.cluster).load_MLE

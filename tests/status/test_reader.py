@@ -1,5 +1,8 @@
 """How often the endpoints ask the store."""
 
+import asyncio
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -47,3 +50,19 @@ def test_S7_a_damaged_step_is_read_once(
         with pytest.raises(Corrupt, match="was changed"):
             run(reader.find_executions(job.record, 2))
     assert len(asked) == 1
+
+
+def test_S6_work_of_others_comes_between_the_parts_of_a_long_answer(store: Store, run: Loop) -> None:
+    async def both() -> bytes:
+        reader, has_run = Reader(store, num_plans=1), threading.Event()
+
+        def parts() -> Iterator[bytes]:
+            while not has_run.is_set():
+                yield b"."
+
+        long = asyncio.create_task(reader.join(parts()))
+        await asyncio.sleep(0)
+        await reader.off_loop(has_run.set)
+        return await long
+
+    assert set(run(both())) == set(b".")

@@ -15,6 +15,8 @@ from relibra.status.settings import StatusSettings
         ("max_viewers_per_token", 0),
         ("max_connections", 0),
         ("head_timeout_s", 0),
+        ("max_requests_per_viewer", 0),
+        ("answer_timeout_s", 0),
     ],
 )
 def test_bad_values_are_refused_by_name(field: str, value: object) -> None:

@@ -10,7 +10,7 @@ from fastapi.responses import StreamingResponse
 from relibra.planning import ExecutionReport, Phase
 from relibra.planning.execution import Execution
 from relibra.status.attempts import AttemptSteps
-from relibra.status.context import MAX_INDEX, V1_RESPONSES, App, Before, Job, Limit, Looker, Seen, Step
+from relibra.status.context import MAX_INDEX, V1_RESPONSES, App, Before, Job, Limit, Looker, Seen, Step, Watcher
 from relibra.status.explain import Explanation, explain
 from relibra.status.glance import JobGlance
 from relibra.status.savings import TokenTime
@@ -131,7 +131,7 @@ async def get_history(
 )
 async def watch(
     app: App,
-    viewer: Looker,
+    viewer: Watcher,
     job_id: Annotated[str | None, Query(description="Only this job.", max_length=64)] = None,
 ) -> StreamingResponse:
     """A stream of events: `change` names jobs that changed, `heard` when they were heard, `store` the state of Redis.

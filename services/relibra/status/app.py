@@ -22,6 +22,7 @@ from relibra.status.plan_api import plan_api
 from relibra.status.problems import PROBLEM_RESPONSES, install_problem_handlers
 from relibra.status.reader import Reader
 from relibra.status.refusals import Refusals
+from relibra.status.requests import Requests
 from relibra.status.settings import StatusSettings
 from relibra.status.ways import CompareWays, Ways
 from relibra.store import Store
@@ -78,6 +79,7 @@ def create_app(store: Store, settings: StatusSettings, compare: CompareWays | No
             max_viewers_per_token=settings.max_viewers_per_token,
             refusals=refusals,
         ),
+        requests=Requests(refusals, max_per_viewer=settings.max_requests_per_viewer),
         refusals=refusals,
         ways=Ways(reader, compare),
         hosts=KnownHosts.of(settings.host, settings.allowed_hosts) if is_open else None,

@@ -1,6 +1,6 @@
-"""How many connections a server holds, and how long a client may take to send the head of a request.
+"""How many connections a server holds, and how long a client may take to send the head of a request or read an answer.
 
-uvicorn bounds neither: a client that connects and sends half a request would hold its connection forever.
+uvicorn bounds none of them: a client that connects and sends half a request would hold its connection forever.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ class ConnectionLimits:
 
     max_connections: int
     head_timeout_s: float
+    answer_timeout_s: float
 
 
 def bounded_protocol(limits: ConnectionLimits, refusals: Refusals) -> type[asyncio.Protocol]:
@@ -34,6 +35,7 @@ def bounded_protocol(limits: ConnectionLimits, refusals: Refusals) -> type[async
             self._head_timer: asyncio.TimerHandle | None = None
             self._has_begun = False
             """Whether the client has sent a part of the head that is awaited."""
+            self._answer_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
             super().connection_made(transport)
@@ -54,7 +56,22 @@ def bounded_protocol(limits: ConnectionLimits, refusals: Refusals) -> type[async
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timer()
+            self.resume_writing()
             super().connection_lost(exc)
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._answer_timer = self.loop.call_later(limits.answer_timeout_s, self._cut_off)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if self._answer_timer is not None:
+                self._answer_timer.cancel()
+                self._answer_timer = None
+
+        def _cut_off(self) -> None:
+            refusals.count(Bound.ANSWER_TIMEOUT, f"an answer was not read for {limits.answer_timeout_s:g} s; hung up")
+            self.transport.abort()
 
         def _make_room(self) -> bool:
             """Hang up on a client that waits for nothing; return whether there is one.

@@ -1,5 +1,6 @@
 """The dependencies that endpoints share: the viewer, the job that the viewer may see, and access to the store."""
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -7,7 +8,7 @@ from fastapi import Depends, Path, Query, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBasic, HTTPBasicCredentials, HTTPBearer
 
 from relibra.errors import Forbidden
-from relibra.status.access import Access, Viewer
+from relibra.status.access import EVERYTHING, Access, Viewer
 from relibra.status.attempts import AttemptChoice, choose_attempt
 from relibra.status.etag import ETagResponses
 from relibra.status.hosts import KnownHosts
@@ -15,6 +16,7 @@ from relibra.status.live import Live
 from relibra.status.problems import PROBLEM_RESPONSES
 from relibra.status.reader import Reader
 from relibra.status.refusals import Bound, Refusals
+from relibra.status.requests import Requests
 from relibra.status.ways import Ways
 from relibra.store import JobRecord, Store
 from relibra.store.keys import MAX_STEP
@@ -32,6 +34,7 @@ class Context:
     tagged: ETagResponses
     access: Access
     live: Live
+    requests: Requests
     refusals: Refusals
     ways: Ways
     hosts: KnownHosts | None
@@ -72,13 +75,26 @@ async def identify(
         Depends(HTTPBasic(auto_error=False, description="Any user name, and a token as the password, for browsers.")),
     ],
 ) -> Viewer:
-    """Return the viewer that sent the request. Every endpoint that shows anything about jobs depends on this check."""
+    """Return the viewer that sent the request."""
     context.check_host(request)
     token = bearer.credentials if bearer else basic.password if basic else None
     return await context.access.identify(token)
 
 
-Looker = Annotated[Viewer, Depends(identify)]
+Watcher = Annotated[Viewer, Depends(identify)]
+
+
+async def take_turn(context: App, viewer: Watcher, request: Request) -> AsyncIterator[Viewer]:
+    """Yield the viewer in its turn, until the answer is sent. All endpoints that show jobs depend on this, but events.
+
+    Without authentication all viewers look alike, so they are told apart by their addresses.
+    """
+    address = request.client.host if request.client else ""
+    async with context.requests.turn(address if viewer is EVERYTHING else viewer.name):
+        yield viewer
+
+
+Looker = Annotated[Viewer, Depends(take_turn)]
 JobId = Annotated[str, Path(description="The id the job was registered with.", examples=["qwen3-rl"], max_length=64)]
 
 

@@ -1,7 +1,8 @@
 """Responses with an `ETag`: a caller that already has the newest content gets a 304 instead of a body."""
 
+import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -10,6 +11,8 @@ from fastapi.responses import StreamingResponse
 
 from relibra.status.reader import Reader
 from relibra.status.views import to_json
+
+_PART_SIZE_BYTES = 1 << 16
 
 
 class ETagResponses:
@@ -28,11 +31,13 @@ class ETagResponses:
         """
         if tag is not None and _has(request, tag):
             return Response(status_code=304, headers=_headers(tag))
-        content = await self._reader.off_loop(lambda: to_json(request.scope["route"].response_model, make()))
-        tag = tag or hashlib.blake2b(content, digest_size=12).hexdigest()
+        shown = request.scope["route"].response_model
+        content = await self._reader.join(part for get in (make,) for part in to_json(shown, get()))
+        tag = tag or (await self._reader.off_loop(hashlib.blake2b, content, digest_size=12)).hexdigest()
         if _has(request, tag):
             return Response(status_code=304, headers=_headers(tag))
-        return Response(content, headers=_headers(tag), media_type="application/json")
+        headers = _headers(tag) | {"Content-Length": str(len(content))}
+        return StreamingResponse(_in_parts(content), headers=headers, media_type="application/json")
 
     async def file(
         self, request: Request, make: Callable[[], Awaitable[Iterator[bytes]]], *, tag: str, name: str
@@ -42,6 +47,13 @@ class ETagResponses:
             return Response(status_code=304, headers=_headers(tag))
         kept_as = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}"}
         return StreamingResponse(await make(), headers=_headers(tag) | kept_as, media_type="application/octet-stream")
+
+
+async def _in_parts(content: bytes) -> AsyncIterator[bytes]:
+    """Yield content as fast as the client takes it; sent at once, all of it would wait in the connection's buffer."""
+    for start in range(0, len(content), _PART_SIZE_BYTES):
+        yield content[start : start + _PART_SIZE_BYTES]
+        await asyncio.sleep(0)  # a client that takes everything at once would hold up the others
 
 
 def _has(request: Request, tag: str) -> bool:

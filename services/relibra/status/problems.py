@@ -16,6 +16,7 @@ from relibra.errors import RelibraError, one_line
 logger = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
+_RETRY_AFTER_S = "1"
 
 
 class Problem(BaseModel):
@@ -50,7 +51,7 @@ PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
         (404, "The job, step, plan or cell does not exist."),
         (422, "The request is malformed."),
         (429, "A configured limit was reached."),
-        (503, "Redis is unavailable; try again later."),
+        (503, "Redis is unavailable, or the viewer has too many requests open; try again later."),
     )
 }
 
@@ -69,6 +70,8 @@ def install_problem_handlers(app: FastAPI, show: Show | None = None) -> None:
             response = show(request, problem)
         else:
             response = JSONResponse(problem.model_dump(), status_code=status, media_type=MEDIA_TYPE)
+        if retryable:
+            response.headers["Retry-After"] = _RETRY_AFTER_S
         if status == HTTPStatus.UNAUTHORIZED:
             # Two headers: browsers expect Basic at the start of one.
             response.headers.append("WWW-Authenticate", 'Basic realm="relibra"')

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
@@ -27,8 +27,8 @@ T = TypeVar("T")
 _MAX_SCANNED = 1000
 """The number of steps searched when only one state is requested."""
 _NUM_EXECUTIONS = 128
-_NUM_WORKERS = 2
-"""Threads for work of milliseconds. More would share the same cores, and each may hold a whole plan in memory."""
+_SLICE_S = 0.005
+"""How long one answer is made before the worker turns to the next one."""
 
 
 class Reader:
@@ -39,7 +39,8 @@ class Reader:
         self.ledger = Ledger(store, self._in_brief)
         self._figures: SingleFlight[PlanFigures] = SingleFlight(num_plans)
         self._executions: SingleFlight[list[Execution] | Corrupt] = SingleFlight(_NUM_EXECUTIONS)
-        self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix="status")
+        self._workers = ThreadPoolExecutor(1, "status")
+        # One thread, because each further one would take the interpreter from the event loop as often.
 
     @property
     def num_cached_plans(self) -> int:
@@ -49,6 +50,22 @@ class Reader:
     async def off_loop(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `function`, which takes milliseconds, in a worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, lambda: function(*args, **kwargs))
+
+    async def join(self, parts: Iterator[bytes]) -> bytes:
+        """Make parts, which take milliseconds each, in a worker thread, and join them; other work comes between."""
+        content = bytearray()
+
+        def make_some() -> bool:
+            until = time.perf_counter() + _SLICE_S
+            for part in parts:
+                content.extend(part)
+                if time.perf_counter() >= until:
+                    return True
+            return False
+
+        while await self.off_loop(make_some):
+            pass
+        return bytes(content)
 
     async def find_plan(self, job: JobRecord, step: int) -> PlanRecord:
         """Return the record of a step's plan.

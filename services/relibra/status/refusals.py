@@ -16,6 +16,8 @@ class Bound(StrEnum):
     HOSTS = "allowed_hosts"
     CONNECTIONS = "max_connections"
     HEAD_TIMEOUT = "head_timeout_s"
+    REQUESTS = "max_requests_per_viewer"
+    ANSWER_TIMEOUT = "answer_timeout_s"
     VIEWERS = "max_viewers"
     VIEWERS_PER_TOKEN = "max_viewers_per_token"
 

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import logging
 import socket
+import sys
 from collections.abc import Iterator
 
 import uvicorn
@@ -20,6 +21,8 @@ from relibra.store import Store
 logger = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S = 5
+_SWITCH_INTERVAL_S = 0.001
+"""How long a worker may run on while the event loop waits for the interpreter; by default Python takes 0.005 s."""
 
 
 class StatusServer:
@@ -55,6 +58,7 @@ class StatusServer:
             Unavailable: Redis does not respond.
             Unsupported: Redis holds another schema version.
         """
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         self._store = Store.open(self._settings.redis_url)
         try:
             await self._store.check_schema()
@@ -66,7 +70,9 @@ class StatusServer:
         self._context = app.state.context
         apps = [app, create_metrics_app(self._context, self._settings)]
         limits = ConnectionLimits(
-            max_connections=self._settings.max_connections, head_timeout_s=self._settings.head_timeout_s
+            max_connections=self._settings.max_connections,
+            head_timeout_s=self._settings.head_timeout_s,
+            answer_timeout_s=self._settings.answer_timeout_s,
         )
         protocol = bounded_protocol(limits, self._context.refusals)
         self._servers = [_Server(_config(app, protocol)) for app, _ in zip(apps, self._sockets, strict=False)]

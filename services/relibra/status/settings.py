@@ -27,5 +27,9 @@ class StatusSettings(ServiceSettings):
     """The largest number of open connections to each port; event streams count. Stay below the limit of open files."""
     head_timeout_s: float = Field(10.0, gt=0)
     """How long a client may take to send the head of a request before the service hangs up."""
+    max_requests_per_viewer: int = Field(32, ge=1)
+    """The largest number of open requests of one token, or one address without tokens; two are in work at a time."""
+    answer_timeout_s: float = Field(30.0, gt=0)
+    """How long a client may take for about 64 KiB of an answer before the service hangs up."""
     allowed_hosts: str = ""
     """Further names of the service, between commas, that requests may call it by while `auth` is none; `*` for any."""

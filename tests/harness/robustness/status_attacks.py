@@ -1,12 +1,18 @@
 """Attacks on the status service, in the form of those on a planner (`harness.robustness.attacks`)."""
 
 import contextlib
+import http.client
 import socket
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from harness.robustness.attacks import Target
+
+REPORTS = "/v1/jobs/attacker/steps/1/reports?realised=true"
+HEAVY_ANSWERS = (REPORTS, "/jobs/attacker", "/jobs/attacker/steps/1?attempt=1", "/v1/jobs/attacker/history?limit=1000")
 
 
 def connect(address: str) -> socket.socket:
@@ -23,6 +29,45 @@ def streams_of_events(target: Target, num_streams: int = 700) -> Iterator[str]:
 def unfinished_heads(target: Target, num_heads: int = 900) -> Iterator[str]:
     """Send beginnings of requests."""
     yield from _held(target, num_heads, b"GET /v1/jobs HTTP/1.1\r\nhost: localhost\r\n%s")
+
+
+def four_readers_of_heavy_answers(target: Target) -> Iterator[str]:
+    """Ask for heavy answers over four connections."""
+    yield from _heavy_answers(target, 4)
+
+
+def twenty_readers_of_heavy_answers(target: Target) -> Iterator[str]:
+    """Ask for heavy answers over twenty connections."""
+    yield from _heavy_answers(target, 20)
+
+
+def _heavy_answers(target: Target, num_readers: int) -> Iterator[str]:
+    """Ask for one heavy answer after another over each of some connections."""
+    answers: deque[str] = deque(maxlen=1)
+    may_go_on = threading.Event()
+    may_go_on.set()
+
+    def read() -> None:
+        url = urlsplit(target.address)
+        while may_go_on.is_set():
+            for path in HEAVY_ANSWERS:
+                with contextlib.closing(http.client.HTTPConnection(url.netloc, timeout=120)) as connection:
+                    connection.request("GET", path, headers={"authorization": f"Bearer {target.token}"})
+                    response = connection.getresponse()
+                    response.read()
+                    answers.append(str(response.status))
+
+    readers = [threading.Thread(target=read) for _ in range(num_readers)]
+    for reader in readers:
+        reader.start()
+    try:
+        while True:
+            time.sleep(1.0)
+            yield answers[0] if answers else ""
+    finally:
+        may_go_on.clear()
+        for reader in readers:
+            reader.join()
 
 
 def _held(target: Target, number: int, text: bytes) -> Iterator[str]:

@@ -12,8 +12,8 @@ import grpc.aio
 import pytest
 
 from relibra.errors import RelibraError, TooManyCalls, Unauthenticated, Unavailable
+from relibra.limiter import Limiter
 from relibra.planner.limits.admission import Admission, account_of_connection
-from relibra.planner.limits.limiter import Limiter
 from relibra.planner.metrics import Metrics
 from relibra.planner.plan_notifier import ShuttingDown
 from relibra.planner.serve.access import ANYBODY

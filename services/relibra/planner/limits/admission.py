@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 
 from relibra.errors import InvalidInput, LimitExceeded, TooManyCalls
+from relibra.limiter import Limiter
 from relibra.planner.limits.large_messages import LargeMessages
-from relibra.planner.limits.limiter import Limiter
 from relibra.planner.plan_notifier import wait_until_set
 from relibra.planner.settings import PlannerSettings
 from relibra.planning import Cluster, Model

@@ -15,7 +15,7 @@ from typing import TypeVar
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from relibra.errors import InvalidInput
-from relibra.planner.limits.limiter import Limiter
+from relibra.limiter import Limiter
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ import grpc
 import grpc.aio
 
 from relibra.errors import Forbidden, RelibraError, Unauthenticated, UnknownJob, one_line
+from relibra.limiter import Hold
 from relibra.planner.limits.admission import LIMITS_OF_CALLS, Admission, account_of_connection, address_of
-from relibra.planner.limits.limiter import Hold
 from relibra.planner.limits.refusal_log import RefusalLog
 from relibra.planner.metrics import Metrics
 from relibra.planner.serve.access import Access, Caller

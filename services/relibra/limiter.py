@@ -1,7 +1,8 @@
 """One limit on what an identity may hold at the same time, and on how fast it may take it (S6, S7).
 
-An identity is a job, or one connection of a caller that may act for all jobs. All limits on concurrency and speed at a
-planner are limiters: calls, streams, messages that are received or worked on, packings, bytes of reports, refusals.
+An identity is a job, one connection of a caller that may act for all jobs, or a viewer. All limits on concurrency and
+speed at a planner are limiters: calls, streams, messages that are received or worked on, packings, bytes of reports,
+refusals. So are those on the requests of a viewer at the status service.
 """
 
 import asyncio
@@ -37,6 +38,7 @@ class Limiter:
         what: what is held, for messages: "calls open".
         limit: the name of the limit, for messages and metrics.
         advice: what a refused caller can do, for messages.
+        holder: what an identity is, for messages.
         per_identity: how much one identity may hold, or how many turns it has; None for no limit.
         total: how much all identities may hold together. Beyond it, each of them may still hold an equal share, so an
             identity that takes all it can get takes nothing from the others. None for no limit.
@@ -52,6 +54,7 @@ class Limiter:
         *,
         limit: str = "",
         advice: str = "",
+        holder: str = "job",
         per_identity: int | None = None,
         total: int | None = None,
         idle_s: float | None = None,
@@ -62,6 +65,7 @@ class Limiter:
         self._what = what
         self._limit = limit
         self._advice = advice
+        self._holder = holder
         self._per_identity = per_identity
         self._total = total
         self._idle_s = idle_s
@@ -129,7 +133,9 @@ class Limiter:
         if self._per_identity is not None and len(holds) >= self._per_identity:
             oldest = min(holds, key=lambda hold: hold.used_at)
             if self._idle_s is None or time.monotonic() - oldest.used_at < self._idle_s:
-                raise self._refusal(f"job {identity!r} has {self._per_identity} {self._what} at this planner")
+                raise self._refusal(
+                    f"{self._holder} {identity!r} has {self._per_identity} {self._what} at this service"
+                )
             self._release(identity, oldest)
             oldest.is_over.set()
         if self._total is not None and self._num_holds >= self._total:
@@ -137,7 +143,7 @@ class Limiter:
             share = self._total // num_identities
             if len(holds) >= share:
                 raise self._refusal(
-                    f"this planner has {self._num_holds} {self._what}; {num_identities} callers may have {share} each, "
+                    f"this service has {self._num_holds} {self._what}; {num_identities} callers may have {share} each, "
                     f"and this one has {len(holds)}"
                 )
 

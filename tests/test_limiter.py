@@ -4,12 +4,12 @@ from contextlib import ExitStack
 import pytest
 
 from relibra.errors import TooManyCalls
-from relibra.planner.limits.limiter import Limiter
+from relibra.limiter import Limiter
 
 
 def test_S6_an_identity_holds_no_more_than_its_limit_and_others_are_served() -> None:
     limiter = Limiter("calls open", limit="max_calls", advice="end some", per_identity=2)
-    text = r"job 'job' has 2 calls open at this planner \(max_calls\); end some"
+    text = r"job 'job' has 2 calls open at this service \(max_calls\); end some"
     with limiter.hold("job"):
         with (
             limiter.hold("job"),
