@@ -6,7 +6,7 @@ Only `make test-robustness` runs this: the waits depend on the machine and on wh
 import http.client
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -167,19 +167,14 @@ def place(tmp_path: Path) -> Iterator[World]:
 
 def measure(row: Row, target: Target, wait: Callable[[], float], control: Target | None = None) -> Fairness:
     """Return how long `wait` takes before an attack, or beside the same attack on `control`, and beside the attack."""
-    with nullcontext() if control is None else attacking(row.name, control) as end_control:
-        for _ in range(NUM_WARM_UP):
-            wait()
-        quiet_s = [wait() for _ in range(NUM_WAITS)]
-        if end_control is not None:
-            end_control()
+    if control is None:
+        quiet_s = collect(wait, 0.0)
+    else:
+        with attacking(row.name, control) as end:
+            quiet_s = collect(wait, row.attacked_s)
+            end()
     with attacking(row.name, target) as end:
-        for _ in range(NUM_WARM_UP):
-            wait()
-        attacked_s: list[float] = []
-        started_at = time.monotonic()
-        while len(attacked_s) < NUM_WAITS or time.monotonic() - started_at < row.attacked_s:
-            attacked_s.append(wait())
+        attacked_s = collect(wait, row.attacked_s)
         answers = end()
     return Fairness(
         attack=row.attack,
@@ -189,6 +184,17 @@ def measure(row: Row, target: Target, wait: Callable[[], float], control: Target
         attacked_p99_s=p99_s(attacked_s),
         answers=answers,
     )
+
+
+def collect(wait: Callable[[], float], min_s: float) -> list[float]:
+    """Return `NUM_WAITS` waits, or as many as fit into `min_s`, after some to warm up."""
+    for _ in range(NUM_WARM_UP):
+        wait()
+    waits_s: list[float] = []
+    started_at = time.monotonic()
+    while len(waits_s) < NUM_WAITS or time.monotonic() - started_at < min_s:
+        waits_s.append(wait())
+    return waits_s
 
 
 @pytest.mark.parametrize("row", ON_PLANNERS, ids=lambda row: row.attack)

@@ -31,9 +31,15 @@ class ETagResponses:
         """
         if tag is not None and _has(request, tag):
             return Response(status_code=304, headers=_headers(tag))
-        shown = request.scope["route"].response_model
-        content = await self._reader.join(part for get in (make,) for part in to_json(shown, get()))
-        tag = tag or (await self._reader.off_loop(hashlib.blake2b, content, digest_size=12)).hexdigest()
+        digest = hashlib.blake2b(digest_size=12)
+
+        def parts() -> Iterator[bytes]:
+            for part in to_json(request.scope["route"].response_model, make()):
+                digest.update(part)
+                yield part
+
+        content = await self._reader.join(parts())
+        tag = tag or digest.hexdigest()
         if _has(request, tag):
             return Response(status_code=304, headers=_headers(tag))
         headers = _headers(tag) | {"Content-Length": str(len(content))}

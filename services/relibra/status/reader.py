@@ -27,7 +27,7 @@ T = TypeVar("T")
 _MAX_SCANNED = 1000
 """The number of steps searched when only one state is requested."""
 _NUM_EXECUTIONS = 128
-_SLICE_S = 0.005
+_SLICE_S = 0.002
 """How long one answer is made before the worker turns to the next one."""
 
 
