@@ -32,7 +32,7 @@ ATTACKED_S = 20.0
 REFUSED_S = 45.0
 """The same where thousands of calls of one job are refused: they are renewed every 20 s."""
 MAX_HEALTH_S = 1.0
-"""How long an orchestrator waits for `/healthz` before it counts the probe as failed."""
+"""How long `/healthz` may take; orchestrators wait for 2 s."""
 REPORTED_MODEL = Model(num_layers=58, num_experts=64, top_k=4)
 REPORTED_CLUSTER = Cluster(num_nodes=8, gpus_per_node=8, redundant_slots=1)
 
@@ -245,11 +245,10 @@ def test_S6_a_page_comes_in_time_beside_an_attack(
             return time.monotonic() - started_at
 
         def wait() -> float:
-            health_s = get("/healthz")
-            assert health_s < MAX_HEALTH_S, f"broke S6 - {row.attack}: /healthz took {health_s:.1f} s"
+            healths_s.append(get("/healthz"))
             return get("/v1/jobs")
 
-        service, control = start("status"), None
+        service, control, healths_s = start("status"), None, list[float]()
         token = attacker if row.has_token else ""
         if row.has_control:
             with Loop() as run:
@@ -258,6 +257,7 @@ def test_S6_a_page_comes_in_time_beside_an_attack(
         found = measure(row, Target(address=service.address, token=token), wait, control)
         measured.append(found)
         check(found, row, service, 'relibra_status_refused_total{setting="%s"}')
+        assert p99_s(healths_s) < MAX_HEALTH_S, f"broke S6 - {row.attack}: /healthz took {p99_s(healths_s):.1f} s"
 
 
 async def fill_with_reports(redis_url: str) -> None:
