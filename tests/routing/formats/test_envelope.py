@@ -1,9 +1,13 @@
+import functools
+
 import numpy as np
 import pytest
 
 from harness.engine_payloads import DENSE_FIRST, WIDE, routes, skyrl
 from relibra.errors import InvalidInput, LimitExceeded
-from relibra.routing.formats.envelope import decode
+from relibra.routing import formats
+
+decode = functools.partial(formats.decode, format_name="skyrl")
 
 
 def test_start_comes_from_the_request():

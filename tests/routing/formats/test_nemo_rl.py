@@ -1,11 +1,14 @@
 import base64
+import functools
 
 import numpy as np
 import pytest
 
 from harness.engine_payloads import ALL_MOE, HYBRID, count, nemo_rl, routes
 from relibra.errors import InvalidInput
-from relibra.routing.formats.nemo_rl import decode
+from relibra.routing import formats
+
+decode = functools.partial(formats.decode, format_name="nemo-rl")
 
 
 def test_rows_of_minus_one_are_missing_and_int8_is_not_read_as_uint8():

@@ -1,13 +1,15 @@
 import base64
+import functools
 
 import numpy as np
 import pytest
 
 from harness.engine_payloads import ALL_MOE, DENSE_FIRST, all_layers, areal, routes, sglang
 from relibra.errors import InvalidInput
-from relibra.routing import ModelLayers
-from relibra.routing.formats.sglang import decode
+from relibra.routing import ModelLayers, formats
 from relibra.routing.responses import decode_response
+
+decode = functools.partial(formats.decode, format_name="sglang")
 
 
 def test_another_model_than_the_engines_is_noticed_although_no_shape_is_sent():

@@ -1,4 +1,5 @@
 import base64
+import functools
 import io
 
 import numpy as np
@@ -6,7 +7,10 @@ import pytest
 
 from harness.engine_payloads import ALL_MOE, DENSE_FIRST, WIDE, all_layers, routes, vllm
 from relibra.errors import InvalidInput
-from relibra.routing.formats.vllm import NPY_IN_BASE64, decode
+from relibra.routing import formats
+from relibra.routing.formats.vllm import NPY_IN_BASE64
+
+decode = functools.partial(formats.decode, format_name="vllm")
 
 
 def _npy(array: np.ndarray, **options: bool) -> str:

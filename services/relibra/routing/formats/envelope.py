@@ -8,7 +8,6 @@ import numpy as np
 from relibra.errors import InvalidInput
 from relibra.routing.encoded_array import base64_to_bytes, bytes_to_array
 from relibra.routing.model_layers import ModelLayers
-from relibra.routing.sequence_routing import SequenceRouting, sequence_routing
 
 _DTYPES = {name: np.dtype(name) for name in ("uint8", "int16", "int32")}
 _KEYS = ("data", "shape", "dtype")
@@ -19,15 +18,8 @@ def is_envelope(payload: object) -> bool:
     return isinstance(payload, Mapping) and all(key in payload for key in _KEYS)
 
 
-def decode(
-    payload: Any,
-    layers: ModelLayers,
-    *,
-    num_tokens: int | None = None,
-    start: int | None = None,
-    field: str = "routed_experts",
-) -> SequenceRouting:
-    """Decode a mapping.
+def read_ids(payload: Any, layers: ModelLayers, num_tokens: int | None, field: str) -> Any:
+    """Return the ids in a mapping.
 
     Raises:
         InvalidInput: the payload does not have this format.
@@ -42,5 +34,4 @@ def decode(
         raise InvalidInput.of(f"{field}.shape", expected="a list of three numbers", got=f"{shape!r:.40}")
     if not isinstance(data, str):
         raise InvalidInput.of(f"{field}.data", expected="base64", got=type(data).__name__)
-    ids = bytes_to_array(base64_to_bytes(data, field), _DTYPES[dtype_name], shape, field)
-    return sequence_routing(ids, layers, num_tokens=num_tokens, start=start, field=field)
+    return bytes_to_array(base64_to_bytes(data, field), _DTYPES[dtype_name], shape, field)

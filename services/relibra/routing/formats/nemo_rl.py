@@ -11,22 +11,15 @@ import numpy as np
 from relibra.errors import InvalidInput
 from relibra.routing.encoded_array import base64_to_bytes, bytes_to_array
 from relibra.routing.model_layers import ModelLayers
-from relibra.routing.sequence_routing import SequenceRouting, as_integers, sequence_routing
+from relibra.routing.sequence_routing import as_integers
 
 MAGIC = "nrlre1:"
 _DTYPES = {name: np.dtype(name) for name in ("int8", "int16", "int32")}
 _MAX_DIGITS = 12
 
 
-def decode(
-    payload: Any,
-    layers: ModelLayers,
-    *,
-    num_tokens: int | None = None,
-    start: int | None = None,
-    field: str = "routed_experts",
-) -> SequenceRouting:
-    """Decode a string, nested lists or an array.
+def read_ids(payload: Any, layers: ModelLayers, num_tokens: int | None, field: str) -> Any:
+    """Return the ids in a string, in nested lists or in an array.
 
     Raises:
         InvalidInput: the payload does not have this format.
@@ -35,7 +28,7 @@ def decode(
     ids = _decode_text(payload, field) if isinstance(payload, str) else as_integers(payload, field)
     if num_tokens is None and ids.ndim == 3 and len(ids) and (ids[-1] == np.arange(ids.shape[2])).all():
         ids = ids[:-1]  # NeMo-RL pads payloads to the full number of tokens
-    return sequence_routing(ids, layers, num_tokens=num_tokens, start=start, field=field)
+    return ids
 
 
 def _decode_text(text: str, field: str) -> Any:

@@ -1,39 +1,26 @@
 """The formats by name, and the detection of a payload's format."""
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from relibra.errors import InvalidInput
 from relibra.routing.formats import envelope, nemo_rl, sglang, vllm
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.sequence_routing import SequenceRouting, sequence_routing
 
+_ReadIds = Callable[[Any, ModelLayers, int | None, str], Any]
+"""A function from a payload, layers, the number of tokens if known, and the name of the payload in errors to ids."""
 
-class Decoder(Protocol):
-    """A function from the payload of one sequence to its routing."""
-
-    def __call__(
-        self,
-        payload: Any,
-        layers: ModelLayers,
-        *,
-        num_tokens: int | None = None,
-        start: int | None = None,
-        field: str = "routed_experts",
-    ) -> SequenceRouting:
-        """Decode, or raise `InvalidInput` or `LimitExceeded`."""
-
-
-FORMATS: dict[str, Decoder] = {
-    "vllm": vllm.decode,
-    "sglang": sglang.decode,
-    "slime": sglang.decode,
-    "areal": sglang.decode,
-    "nemo-rl": nemo_rl.decode,
-    "skyrl": envelope.decode,
-    "array": sequence_routing,
+FORMATS: dict[str, _ReadIds] = {
+    "vllm": vllm.read_ids,
+    "sglang": sglang.read_ids,
+    "slime": sglang.read_ids,
+    "areal": sglang.read_ids,
+    "nemo-rl": nemo_rl.read_ids,
+    "skyrl": envelope.read_ids,
+    "array": lambda payload, *_: payload,
 }
-"""Decoders by the name that `--format` takes; `array` is a plain `[rows, layers, K]`, such as Megatron's."""
+"""The formats by the name that `--format` takes; `array` is a plain `[rows, layers, K]`, such as Megatron's."""
 
 
 def detect(payload: object) -> str:
@@ -90,4 +77,5 @@ def decode(
     name = detect(payload) if format_name is None else format_name
     if name not in FORMATS:
         raise InvalidInput.of("format", expected=" or ".join(FORMATS), got=name)
-    return FORMATS[name](payload, layers, num_tokens=num_tokens, start=start, field=field)
+    ids = FORMATS[name](payload, layers, num_tokens, field)
+    return sequence_routing(ids, layers, num_tokens=num_tokens, start=start, field=field)

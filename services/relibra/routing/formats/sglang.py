@@ -14,20 +14,13 @@ import numpy as np
 from relibra.errors import InvalidInput
 from relibra.routing.encoded_array import base64_to_bytes, bytes_to_array
 from relibra.routing.model_layers import ModelLayers
-from relibra.routing.sequence_routing import SequenceRouting, as_integers, sequence_routing
+from relibra.routing.sequence_routing import as_integers
 
 _DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("int32", "uint16", "uint8")}
 
 
-def decode(
-    payload: Any,
-    layers: ModelLayers,
-    *,
-    num_tokens: int | None = None,
-    start: int | None = None,
-    field: str = "routed_experts",
-) -> SequenceRouting:
-    """Decode the string of a response, or the flat, 2-D or 3-D array that a framework made from it.
+def read_ids(payload: Any, layers: ModelLayers, num_tokens: int | None, field: str) -> Any:
+    """Return the ids in the string of a response, or in the flat, 2-D or 3-D array that a framework made from it.
 
     A response with a dtype is a mapping with `data`, the string, and `dtype`, its name.
 
@@ -55,4 +48,4 @@ def decode(
                 got=f"{list(ids.shape)} ids",
             )
         ids = ids.reshape(-1, layers.num_layers, layers.top_k)
-    return sequence_routing(ids, layers, num_tokens=num_tokens, start=start, field=field)
+    return ids

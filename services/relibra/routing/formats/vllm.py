@@ -9,26 +9,16 @@ from typing import Any
 
 from relibra.routing.encoded_array import base64_to_bytes, npy_to_array
 from relibra.routing.model_layers import ModelLayers
-from relibra.routing.sequence_routing import SequenceRouting, sequence_routing
 
 NPY_IN_BASE64 = "k05VTVBZ"
 """The first characters of a `.npy` file in base64."""
 
 
-def decode(
-    payload: Any,
-    layers: ModelLayers,
-    *,
-    num_tokens: int | None = None,
-    start: int | None = None,
-    field: str = "routed_experts",
-) -> SequenceRouting:
-    """Decode the string of an HTTP response, or the array of a `CompletionOutput`.
+def read_ids(payload: Any, layers: ModelLayers, num_tokens: int | None, field: str) -> Any:
+    """Return the ids in the string of an HTTP response, or in the array of a `CompletionOutput`.
 
     Raises:
         InvalidInput: the payload does not have this format.
         LimitExceeded: the payload is larger than the limit of a sequence.
     """
-    if isinstance(payload, str | bytes):
-        payload = npy_to_array(base64_to_bytes(payload, field), field)
-    return sequence_routing(payload, layers, num_tokens=num_tokens, start=start, field=field)
+    return npy_to_array(base64_to_bytes(payload, field), field) if isinstance(payload, str | bytes) else payload
