@@ -177,27 +177,9 @@ class Unavailable(RelibraError):
     retryable = True
 
 
-ERRORS: dict[str, type[RelibraError]] = {
-    error.__name__: error
-    for error in (
-        RelibraError,
-        InvalidInput,
-        InvalidTrace,
-        InvalidPlan,
-        NotFound,
-        UnknownJob,
-        Conflict,
-        NotReady,
-        StaleEpoch,
-        RolledBack,
-        LostLease,
-        LimitExceeded,
-        TooManyCalls,
-        Unauthenticated,
-        Forbidden,
-        Corrupt,
-        Unsupported,
-        Unavailable,
-    )
-}
+def _with_subclasses(error: type[RelibraError]) -> list[type[RelibraError]]:
+    return [error, *(below for kind in error.__subclasses__() for below in _with_subclasses(kind))]
+
+
+ERRORS = {error.__name__: error for error in _with_subclasses(RelibraError)}
 """All classes of the tree by name."""

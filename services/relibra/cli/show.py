@@ -50,9 +50,7 @@ def show(
         shown["attempts"] = get("attempts") if shown["current_attempt"] > 1 else [shown["attempt"]]
     elif row is None or layer is None:
         shown, print_it = get("steps", step), _print_step
-        if shown["expired"]:
-            print_it = _print_summary
-        else:
+        if not shown["expired"]:
             shown |= {"execution": get("steps", step, "execution")}
     else:
         shown, print_it = get("steps", step, "cells", row, layer), _print_cell
@@ -116,33 +114,21 @@ def _time(shown: str) -> str:
 
 
 def _print_step(console: Console, step: dict[str, Any]) -> None:
-    _print_state(console, step)
-    if plan := step["plan"]:
-        _print_prediction(console, plan["id"], plan["prediction"])
-    for execution in step["execution"]:
-        _print_phase(console, execution)
-        if execution["missing"]:
-            ranks = ", ".join(f"{group}/{rank}" for group, rank in execution["missing"])
-            console.print(f"  no report from EP group/rank {ranks}", style="yellow")
-
-
-def _print_summary(console: Console, step: dict[str, Any]) -> None:
-    _print_state(console, step)
-    console.print(step["expiry"], style="yellow", markup=False)
-    if plan := step["plan"]:
-        _print_prediction(console, plan["id"], plan["prediction"])
-    for phase in step["phases"]:
-        _print_phase(console, phase)
-        if phase["num_reports"] < phase["num_expected"]:
-            console.print(f"  {phase['num_expected'] - phase['num_reports']} ranks did not report", style="yellow")
-
-
-def _print_state(console: Console, step: dict[str, Any]) -> None:
     level = f", level {step['level']}" if step["level"] else ""
     sequences = f", {step['num_sequences']} sequences" if step["num_sequences"] else ""
     console.print(f"step {step['step']} is {step['state']}{level}{sequences}", style="bold")
     if step["failure"]:
         console.print(step["failure"], style="red", markup=False)
+    if step["expired"]:
+        console.print(step["expiry"], style="yellow", markup=False)
+    if plan := step["plan"]:
+        _print_prediction(console, plan["id"], plan["prediction"])
+    for phase in step.get("execution", step["phases"]):
+        _print_phase(console, phase)
+        if ranks := ", ".join(f"{group}/{rank}" for group, rank in phase.get("missing", ())):
+            console.print(f"  no report from EP group/rank {ranks}", style="yellow")
+        elif phase["num_reports"] < phase["num_expected"]:
+            console.print(f"  {phase['num_expected'] - phase['num_reports']} ranks did not report", style="yellow")
 
 
 def _print_prediction(console: Console, plan_id: str, prediction: dict[str, Any]) -> None:

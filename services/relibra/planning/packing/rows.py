@@ -40,59 +40,6 @@ class Caps:
     """The fewest and the most tokens of a row; this axis is (fewest, most)."""
 
 
-def even_rows(
-    mixed_SD: NDArray[np.int32],
-    size_S2: NDArray[np.int64],
-    cell_S: NDArray[np.int64],
-    num_ranks: int,
-    caps: Caps,
-    seed: int,
-    max_work: int = MAX_WORK,
-) -> NDArray[np.int64]:
-    """Make the expert loads of all rows alike; return the (row, source rank) of every sequence.
-
-    Args:
-        mixed_SD: the loads of every sequence, as `mix_loads` returns them.
-        size_S2: tokens and attention work of every sequence.
-        cell_S: the (row, source rank) of every sequence to start from, as row * R + rank.
-        num_ranks: R.
-        caps: what rows may hold.
-        seed: seed of the random proposals.
-        max_work: the most numbers that the search compares.
-    """
-    stream, num_tries = seed % (1 << 63), num_proposals(mixed_SD, max_work)
-    return _even_rows(mixed_SD, size_S2, cell_S, num_ranks, caps.rank_M2, caps.row_2, stream, num_tries)
-
-
-def lower_floor(
-    load_SLP: NDArray[np.int64],
-    size_S2: NDArray[np.int64],
-    cell_S: NDArray[np.int64],
-    num_ranks: int,
-    caps: Caps,
-    seed: int,
-    max_work: int = MAX_WORK,
-) -> NDArray[np.int64]:
-    """Fit rows to a placement; return the (row, source rank) of every sequence.
-
-    Args:
-        load_SLP: the loads of every sequence, as `group_loads` returns them.
-        size_S2: tokens and attention work of every sequence.
-        cell_S: the (row, source rank) of every sequence to start from, as row * R + rank.
-        num_ranks: R.
-        caps: what rows may hold.
-        seed: seed of the random proposals.
-        max_work: the most numbers that the search compares.
-    """
-    stream, num_tries = seed % (1 << 63), num_proposals(load_SLP, max_work)
-    return _lower_floor(load_SLP, size_S2, cell_S, num_ranks, caps.rank_M2, caps.row_2, stream, num_tries)
-
-
-def group_loads(counts_SLE: NDArray[np.integer], group_LE: NDArray[np.int32], num_groups: int) -> NDArray[np.int64]:
-    """Return the token copies that every sequence routes to every group of ranks, int64 `[S, L, P]`."""
-    return _group_loads(counts_SLE, group_LE, num_groups)
-
-
 def mix_loads(counts_SLE: NDArray[np.integer]) -> NDArray[np.int32]:
     """Sum up how each sequence's expert loads differ from the average in about 1000 numbers, int32 `[S, D]`.
 
@@ -119,7 +66,8 @@ def num_proposals(compared: NDArray[np.integer], max_work: int) -> int:
 
 
 @compile_once
-def _group_loads(counts_SLE: NDArray[np.integer], group_LE: NDArray[np.int32], num_groups: int) -> NDArray[np.int64]:
+def group_loads(counts_SLE: NDArray[np.integer], group_LE: NDArray[np.int32], num_groups: int) -> NDArray[np.int64]:
+    """Return the token copies that every sequence routes to every group of ranks, int64 `[S, L, P]`."""
     num_sequences, num_layers, num_experts = counts_SLE.shape
     load_SLP = np.zeros((num_sequences, num_layers, num_groups), dtype=np.int64)
     for sequence in range(num_sequences):
@@ -223,7 +171,7 @@ def _swap(
 
 
 @compile_once
-def _even_rows(
+def even_rows(
     mixed_SD: NDArray[np.int32],
     size_S2: NDArray[np.int64],
     start_S: NDArray[np.int64],
@@ -233,6 +181,18 @@ def _even_rows(
     seed: int,
     num_proposals: int,
 ) -> NDArray[np.int64]:
+    """Make the expert loads of all rows alike; return the (row, source rank) of every sequence.
+
+    Args:
+        mixed_SD: the loads of every sequence, as `mix_loads` returns them.
+        size_S2: tokens and attention work of every sequence.
+        start_S: the (row, source rank) of every sequence to start from, as row * R + rank.
+        num_ranks: R.
+        cap_M2: `Caps.rank_M2`.
+        range_2: `Caps.row_2`.
+        seed: seed of the random proposals, 63 bits.
+        num_proposals: how many changes to try.
+    """
     num_sequences, num_mixed = mixed_SD.shape
     cell_S, best_S = start_S.copy(), start_S.copy()
     size_C2 = _sizes(size_S2, cell_S, len(cap_M2) * num_ranks)
@@ -273,7 +233,7 @@ def _even_rows(
 
 
 @compile_once
-def _lower_floor(
+def lower_floor(
     load_SLP: NDArray[np.int64],
     size_S2: NDArray[np.int64],
     start_S: NDArray[np.int64],
@@ -283,6 +243,7 @@ def _lower_floor(
     seed: int,
     num_proposals: int,
 ) -> NDArray[np.int64]:
+    """Fit rows to a placement, by the loads of `group_loads`; the rest is as in `even_rows`."""
     num_sequences, num_layers, num_groups = load_SLP.shape
     cell_S, best_S = start_S.copy(), start_S.copy()
     size_C2 = _sizes(size_S2, cell_S, len(cap_M2) * num_ranks)

@@ -3,7 +3,9 @@
 S sequences, L layers, E experts.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +14,7 @@ from relibra.planning.packing.by_time import fit_by_time
 from relibra.planning.packing.changes import Changes
 from relibra.planning.packing.judge import Judge, Judged
 from relibra.planning.packing.length_balance import schedule_of
-from relibra.planning.packing.rows import Caps, even_rows, lower_floor, mix_loads
+from relibra.planning.packing.rows import Caps, even_rows, lower_floor, mix_loads, num_proposals
 from relibra.planning.packing.sources import keep_local
 from relibra.planning.packing.used_homes import used_homes
 from relibra.planning.schedule import Packing, Schedule
@@ -38,18 +40,17 @@ class Search:
 
     def with_even_rows(self, start: Schedule) -> Schedule:
         """Make the expert loads of all rows alike."""
-        mixed_SD, cell_S = mix_loads(self.judge.counts_SLE), self._cells(start)
-        max_work = self.changes.max_work
-        return self._schedule(
-            even_rows(mixed_SD, self.size_S2, cell_S, self._num_ranks, self.caps, self._seed, max_work)
-        )
+        return self._swap_rows(even_rows, mix_loads(self.judge.counts_SLE), start)
 
     def with_lower_floor(self, start: Schedule, home_LE: NDArray[np.int32]) -> Schedule:
         """Fit rows to a placement."""
-        load_SLP, cell_S = self.judge.load_SLP(home_LE), self._cells(start)
-        max_work = self.changes.max_work
+        return self._swap_rows(lower_floor, self.judge.load_SLP(home_LE), start)
+
+    def _swap_rows(self, swap: Callable[..., NDArray[np.int64]], loads: NDArray[Any], start: Schedule) -> Schedule:
+        rank_M2, row_2, seed = self.caps.rank_M2, self.caps.row_2, self._seed % (1 << 63)
+        num_tries = num_proposals(loads, self.changes.max_work)
         return self._schedule(
-            lower_floor(load_SLP, self.size_S2, cell_S, self._num_ranks, self.caps, self._seed, max_work)
+            swap(loads, self.size_S2, self._cells(start), self._num_ranks, rank_M2, row_2, seed, num_tries)
         )
 
     def kept_local(self, start: Schedule, home_LE: NDArray[np.int32]) -> Schedule:
