@@ -5,9 +5,9 @@ import pytest
 import redis
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop
-from relibra.errors import Conflict, UnknownJob
+from relibra.errors import Conflict, Corrupt, UnknownJob
 from relibra.store import Store
-from relibra.store.keys import JobKeys
+from relibra.store.keys import JOBS, JobKeys
 
 
 def test_jobs_are_listed_as_the_status_service_shows_them(relibra, watched):
@@ -16,6 +16,24 @@ def test_jobs_are_listed_as_the_status_service_shows_them(relibra, watched):
     reason = "job: step 3 cannot be planned: the load is [empty]; 1 of the last 2 steps ran without a plan"
     assert f"{reason}. What to do: {watched.url}/runbook#relibrajobfailing\n" in printed
     assert [job["job_id"] for job in json.loads(relibra("jobs", "list", "--json"))] == ["job"]
+
+
+def test_S9_a_broken_job_is_named_beside_the_others_and_removed(relibra, watched):
+    key = JobKeys("broken").of("job")
+    with redis.Redis.from_url(watched.redis_url) as client:
+        client.sadd(JOBS, "broken")
+        client.set(key, "oops")
+        printed = relibra("jobs", "list", RELIBRA_TOKEN=watched.viewer_token)
+        assert f"broken cannot be read: key {key} in Redis is no hash: " in printed
+        assert f"What to do: {watched.url}/runbook#relibrajobbroken\n" in printed
+        assert re.search(r"^ *job +failing ", printed, re.M)
+        assert "cannot be read" not in relibra("jobs", "list"), "the token is for another job"
+        with pytest.raises(Corrupt, match="is no hash"):
+            relibra("jobs", "remove", "broken", "--redis-url", watched.redis_url)
+        remove = relibra("jobs", "remove", "broken", "--alive", "--redis-url", watched.redis_url)
+        assert remove == "removed job broken\n"
+        assert not client.keys("relibra:{broken}:*")
+    assert "cannot be read" not in relibra("jobs", "list", RELIBRA_TOKEN=watched.viewer_token)
 
 
 def test_a_job_is_removed_from_redis(relibra, store: Store, run: Loop, redis_url: str):

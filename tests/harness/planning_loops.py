@@ -69,7 +69,7 @@ def loop_over(
 
 
 async def is_idle(store: Store) -> bool:
-    return not await store.pending_steps()
+    return not (await store.pending_steps())[0]
 
 
 @asynccontextmanager

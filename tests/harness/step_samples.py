@@ -44,7 +44,8 @@ def report_all(
     limits: StoreLimits = StoreLimits(),  # noqa: B008
 ) -> list[RelibraError | None]:
     """Report a step to the current attempt of the job."""
-    epoch = run(store.current_epochs(["job"])).get("job", 1)
+    jobs = run(store.get_jobs(["job"]))
+    epoch = jobs["job"].epoch if jobs else 1
     sequences = [sequence(epoch, name, counts_LE, step=step) for name, counts_LE in zip(IDS, COUNTS_SLE, strict=True)]
     return run(store.put_counts(sequences, limits))
 

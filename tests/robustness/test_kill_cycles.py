@@ -145,7 +145,7 @@ def tell_what_is_kept(world: World) -> None:
                     version=record.plan.id.version if record.plan else 0,
                     digest=record.plan.digest.hex() if record.plan else "",
                 )
-                for job in await store.list_jobs()
+                for job in (await store.get_jobs(await store.job_ids())).values()
                 for record in await store.list_steps(job, limit=1_000_000)
             ]
 

@@ -93,7 +93,7 @@ def test_S6_no_redirect_repeats_the_name_that_a_client_calls_the_service(http: T
 
 
 def test_a_bug_is_a_problem_document_too(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Store, "list_jobs", None)
+    monkeypatch.setattr(Store, "job_ids", None)
     response = http.get("/v1/jobs")
     assert response.status_code == 500
     assert response.json()["title"] == "InternalError"

@@ -15,7 +15,7 @@ from relibra.planning.launch import Launch
 from relibra.status.access import EVERYTHING, Viewer
 from relibra.status.live import Live
 from relibra.status.refusals import Bound, Refusals
-from relibra.store import ALL_JOBS, JobRecord, Store
+from relibra.store import ALL_JOBS, Store
 
 PATIENT_S = 120.0
 
@@ -120,14 +120,14 @@ def test_S9_updates_go_on_after_any_error_which_the_page_and_the_log_name(
     store: Store, run: Loop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def watch() -> None:
-        list_jobs, errors = store.list_jobs, [ResponseError("NOPERM this user has no permissions")] * 3
+        job_ids, errors = store.job_ids, [ResponseError("NOPERM this user has no permissions")] * 3
 
-        async def deny() -> list[JobRecord]:
+        async def deny() -> list[str]:
             if errors:
                 raise errors.pop()
-            return await list_jobs()
+            return await job_ids()
 
-        monkeypatch.setattr(store, "list_jobs", deny)
+        monkeypatch.setattr(store, "job_ids", deny)
         await WatchedJob(store, "job", model=MODEL, cluster=CLUSTER).register()
         live = Live(store, poll_interval_s=0.01, max_viewers=1)
         stream = await opened(live)

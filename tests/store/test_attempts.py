@@ -79,7 +79,7 @@ def test_L5_a_new_attempt_knows_nothing_of_the_steps_before_it(store: Store, run
     lease = lease_of(store, run, first, 2)
     second = begin(store, run, SECOND)
     assert run(store.list_steps(second)) == []
-    assert run(store.pending_steps()) == []
+    assert run(store.pending_steps()) == ([], {})
     other_LE = count(routed_experts(77, 9))
     assert run(store.put_counts([sequence(second.epoch, IDS[0], other_LE)])) == [None]
     assert run(store.get_counts(second, 1, IDS[:1])).tolist() == [other_LE.tolist()]

@@ -17,7 +17,7 @@ from relibra.store.connection import Connected
 from relibra.store.embedded import find_redis_server
 
 
-@pytest.mark.parametrize("part", ["ping", "list_jobs", "pending_steps"])
+@pytest.mark.parametrize("part", ["ping", "job_ids", "pending_steps"])
 def test_a_call_that_is_cancelled_ends_wherever_it_is(store: Store, run: Loop, part: str) -> None:
     async def cancel_after(num_turns: int) -> bool:
         """Cancel a call after `num_turns` turns of the event loop; return whether the call was still running."""

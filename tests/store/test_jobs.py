@@ -56,8 +56,8 @@ def test_S4_a_launch_that_knows_a_later_epoch_begins_an_attempt_above_it(store: 
 
 def test_jobs_are_listed_and_unknown_ones_refused(store: Store, run: Loop, job: JobRecord) -> None:
     other = run(store.register_job("another", MODEL, Cluster(num_nodes=1, gpus_per_node=4, redundant_slots=0), PARAMS))
-    assert run(store.list_jobs()) == [other, job]
-    assert run(store.num_jobs()) == 2
+    assert run(store.job_ids()) == ["another", "job"]
+    assert run(store.get_jobs(["another", "job", "nobody"])) == {"another": other, "job": job}
     with pytest.raises(UnknownJob, match="'nobody' is not registered"):
         run(store.get_job("nobody"))
 
@@ -94,7 +94,8 @@ def test_S4_a_removal_that_is_overtaken_leaves_the_next_incarnation_alone(
 
     monkeypatch.setattr(store._redis, "execute_command", overtaken)
     run(store.remove_job("job"))
-    assert run(store.list_jobs()) == anew
+    assert run(store.job_ids()) == ["job"]
+    assert run(store.get_job("job")) == anew[-1]
     assert run(store.reported_sequences(anew[-1], 1)) == {"seq"}
 
 

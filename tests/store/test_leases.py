@@ -58,7 +58,7 @@ def test_a_step_that_cannot_be_planned_fails_until_it_is_planned(store: Store, r
     assert run(store.end_solve(lease_of(store, run, job, 1), "no load at all"))
     record = run(store.get_step(job, 1))
     assert (record.state, record.failure) == (StepState.FAILED, "no load at all")
-    assert run(store.pending_steps()) == []
+    assert run(store.pending_steps()) == ([], {})
 
 
 def test_a_crashing_step_is_tried_again_by_anybody_but_not_for_ever(store: Store, run: Loop, job: JobRecord) -> None:

@@ -21,7 +21,7 @@ def test_S3_versions_rise_and_the_same_digest_is_published_once(store: Store, ru
     # The answer may be lost on its way. The lease has ended then, but publishing the same plan again succeeds.
     assert run(store.publish_plan(lease, PLAN)) == first
     assert publish(store, run, job, 2) == 2
-    assert run(store.pending_steps()) == []
+    assert run(store.pending_steps()) == ([], {})
     assert [each.id.version for each in run(published_plans(store, job))] == [1, 2]
     assert run(store.num_planned_steps(job)) == 2
 
@@ -92,7 +92,7 @@ def test_a_published_plan_is_read_back_whole_and_in_summary(store: Store, run: L
 
 def test_a_plan_tells_how_long_it_took_from_its_schedule(store: Store, run: Loop, job: JobRecord) -> None:
     lease = lease_of(store, run, job, 1)
-    (waiting,) = run(store.pending_steps())
+    (waiting,), _ = run(store.pending_steps())
     run(store.publish_plan(lease, PLAN))
     step = run(store.get_step(job, 1))
     assert step.plan is not None

@@ -115,7 +115,7 @@ def test_S4_nothing_of_before_comes_back(store: Store, run: Loop, job: JobRecord
     expire(store, run, job, range(1, 9))
     assert run(store.list_steps(again)) == []
     assert run(store.get_refusals(again)) == []
-    assert run(store.pending_steps()) == []
+    assert run(store.pending_steps()) == ([], {})
 
 
 def test_L5_all_processes_of_a_launch_may_say_it_and_it_is_done_once(store: Store, run: Loop, job: JobRecord) -> None:

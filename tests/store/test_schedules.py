@@ -27,7 +27,7 @@ def test_a_schedule_is_kept_once_and_makes_the_step_pending(store: Store, run: L
     sequence_ids, schedule, level = run(store.get_schedule(job, 1))
     assert (sequence_ids, level) == (IDS, Level.MICRO_BATCHES)
     np.testing.assert_array_equal(schedule.row_S, SCHEDULE.row_S)
-    (pending,) = run(store.pending_steps())
+    (pending,), _ = run(store.pending_steps())
     assert (pending.job_id, pending.step) == ("job", 1)
     assert run(store.get_step(job, 1)).state is StepState.SOLVING
     with pytest.raises(NotFound, match="step 2 of job 'job' has no schedule"):
@@ -75,14 +75,14 @@ def test_pending_steps_of_all_jobs_come_longest_waiting_first(store: Store, run:
     another = run(store.register_job("another", MODEL, CLUSTER, PARAMS))
     for each, step in ((job, 7), (another, 1), (job, 2)):
         run(store.put_schedule(each, step, IDS, SCHEDULE))
-    found: list[PendingStep] = run(store.pending_steps())
+    found: list[PendingStep] = run(store.pending_steps())[0]
     assert [(each.job_id, each.step) for each in found] == [("job", 7), ("another", 1), ("job", 2)]
 
 
 def test_S4_a_schedule_of_an_older_epoch_is_refused(store: Store, run: Loop, job: JobRecord) -> None:
     with pytest.raises(StaleEpoch, match="so its call is refused"):
         run(store.put_schedule(dataclasses.replace(job, epoch=job.epoch - 1), 1, IDS, SCHEDULE))
-    assert run(store.pending_steps()) == []
+    assert run(store.pending_steps()) == ([], {})
 
 
 def test_S7_no_more_steps_wait_than_the_limit(store: Store, run: Loop, job: JobRecord) -> None:

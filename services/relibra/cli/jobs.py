@@ -30,6 +30,9 @@ def list_jobs(url: StatusUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
     """List the registered jobs with their health."""
     client = StatusClient(url)
     jobs = client.get("v1", "jobs")
+    for job in client.get("v1", "broken-jobs"):
+        what_to_do = f"What to do: {client.url}{job['runbook']}"
+        typer.echo(f"{job['job_id']} cannot be read: {job['reason']}. {what_to_do}", err=as_json)
     if as_json:
         print_json(jobs)
         return
@@ -86,8 +89,7 @@ def remove(
         from relibra.store import Store
 
         async with Store.open(redis_url) as store:
-            silent_s = await store.silent_s(job_id)
-            if silent_s < _ALIVE_S and not is_alive_too:
+            if not is_alive_too and (silent_s := await store.silent_s(job_id)) < _ALIVE_S:
                 raise Conflict(
                     f"job {job_id!r} was heard {silent_s:.0f} s ago, so it may still be training; nothing was removed. "
                     f"Stop it and try again {_ALIVE_S} s later, or let it train unbalanced: add --alive"

@@ -80,7 +80,7 @@ class Metrics:
         self.publish_s = seconds("publish", "Publishing.", _CALL_BUCKETS_S)
         self.expired_steps = counter("expired_steps", "Steps whose full data expired, by cause.", "cause")
         self.lag_s = seconds("event_loop_lag", "How late the event loop was.", _CALL_BUCKETS_S)
-        ready = "1 while Redis answers and may keep the state of jobs, and the solvers are warm."
+        ready = "1 while Redis answers, has its lists and may keep the state of jobs, and the solvers are warm."
         self._ready = gauge("ready", ready)
         unfit = "1 while Redis may not keep the state of jobs, so that nothing is acknowledged."
         self.redis_unfit = gauge("redis_unfit", unfit)

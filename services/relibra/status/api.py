@@ -10,6 +10,7 @@ from fastapi.responses import StreamingResponse
 from relibra.planning import ExecutionReport, Phase
 from relibra.planning.execution import Execution
 from relibra.status.attempts import AttemptSteps
+from relibra.status.broken_jobs import BrokenJob
 from relibra.status.context import MAX_INDEX, V1_RESPONSES, App, Before, Job, Limit, Looker, Seen, Step, Watcher
 from relibra.status.explain import Explanation, explain
 from relibra.status.glance import JobGlance
@@ -23,10 +24,16 @@ api = APIRouter(prefix="/v1", responses=V1_RESPONSES)
 
 @api.get("/jobs", tags=["jobs"], response_model=view(list[JobGlance]))
 async def list_jobs(app: App, viewer: Looker, request: Request) -> Response:
-    """All registered jobs that the caller may see, by id; there are at most `max_jobs`, each with its health."""
-    jobs = [job for job in await app.store.list_jobs() if viewer.may_see(job.job_id)]
-    glances = await app.reader.glances(jobs)
+    """All jobs that the caller may see, but for broken ones, by id; at most `max_jobs`, each with its health."""
+    glances, _ = await app.reader.glances(viewer)
     return await app.tagged.json(request, lambda: glances)
+
+
+@api.get("/broken-jobs", tags=["jobs"], response_model=view(list[BrokenJob]))
+async def list_broken_jobs(app: App, viewer: Looker, request: Request) -> Response:
+    """The jobs that cannot be read, because something else than relibra overwrote one of their keys in Redis."""
+    _, broken = await app.reader.glances(viewer)
+    return await app.tagged.json(request, lambda: broken)
 
 
 @api.get("/jobs/{job_id}", tags=["jobs"], response_model=view(JobGlance))

@@ -84,7 +84,7 @@ async def show_comparison(
     """Two jobs side by side, or two steps if both steps are given; a form until both sides are chosen."""
     asked = {"left": left, "left_step": left_step, "right": right, "right_step": right_step}
     asked |= {"left_attempt": left_attempt, "right_attempt": right_attempt}
-    jobs = [job.job_id for job in await app.store.list_jobs() if viewer.may_see(job.job_id)]
+    jobs = list(filter(viewer.may_see, await app.store.job_ids()))
     shown: dict[str, Any] = {"asked": asked, "jobs": jobs, "sides": None, "moves": None, "num_moves": _NUM_MOVES}
     is_whole = (left_step is None) == (right_step is None)
     if left and right and is_whole:

@@ -16,7 +16,9 @@ from typing import NoReturn
 
 from relibra.errors import LimitExceeded, Unavailable
 from relibra.status.access import EVERYTHING, Viewer
+from relibra.status.attempts import AttemptChoice
 from relibra.status.balance import GLANCE_STEPS
+from relibra.status.broken_jobs import of_jobs
 from relibra.status.refusals import Bound, Refusals
 from relibra.store import Store
 
@@ -162,23 +164,26 @@ class Live:
             await asyncio.sleep(self._poll_interval_s)
 
     async def _look(self) -> None:
-        jobs = await self._store.list_jobs()
-        gone = self._marks.keys() - {job.job_id for job in jobs}
-        marks: dict[str, object] = dict.fromkeys(gone)
-        for job in jobs:
-            steps = await self._store.list_steps(job, limit=GLANCE_STEPS)
-            reports = await self._store.num_reports(job, [step.step for step in steps])
-            refused = [(refusal.what, refusal.step, refusal.text) for refusal in await self._store.get_refusals(job)]
-            packing = await self._store.get_packing(job)
-            marks[job.job_id] = (job.epoch, steps, reports, refused, packing)
+        contents, broken = await of_jobs(self._store, EVERYTHING, self._read)
+        marks: dict[str, object] = dict.fromkeys(self._marks)  # None for those that are gone
+        marks |= {job_id: mark for job_id, _, mark in contents} | {job.job_id: job.reason for job in broken}
         for job_id, mark in marks.items():
             if self._marks.get(job_id, (None, 0))[0] != mark:
                 self._marks[job_id] = mark, self._time + 1
-        heard = await self._store.heard_at(job.job_id for job in jobs)
+        heard = {job_id: at for job_id, at, _ in contents if at is not None}
         self._heard = {name: told for name, told in self._heard.items() if name in heard}
         for job_id, at in heard.items():
             if abs(at - self._heard.get(job_id, (0.0, 0))[0]) >= _HEARD_INTERVAL_S:
                 self._heard[job_id] = at, self._time + 1
+
+    async def _read(self, choice: AttemptChoice) -> tuple[str, float | None, object]:
+        """Return the id of a job, when it was last heard, and what pages show of it."""
+        job = choice.chosen
+        steps = await self._store.list_steps(job, limit=GLANCE_STEPS)
+        reports = await self._store.num_reports(job, [step.step for step in steps])
+        refused = [(refusal.what, refusal.step, refusal.text) for refusal in await self._store.get_refusals(job)]
+        packing = await self._store.get_packing(job)
+        return job.job_id, job.heard_at, (job.epoch, steps, reports, refused, packing)
 
     def _tell(self) -> None:
         self._time += 1

@@ -1,8 +1,9 @@
 """Prometheus metrics, computed from the store at each scrape, so that every replica reports the same values."""
 
+import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from fastapi import Response
 from prometheus_client import CollectorRegistry
@@ -13,228 +14,150 @@ from relibra.planning import Cause
 from relibra.planning.execution import INTENDED
 from relibra.planning.plan import Level
 from relibra.status.access import Viewer
+from relibra.status.attempts import AttemptChoice
 from relibra.status.balance import NUM_JUDGED, Obstacle
+from relibra.status.broken_jobs import of_jobs
 from relibra.status.context import Context
 from relibra.status.glance import JobGlance
 from relibra.status.health import JobState
-from relibra.status.reader import Reader
 from relibra.status.refusals import Bound
 from relibra.status.step_figures import PHASE_FIGURES
-from relibra.store import JobRecord, PlanRecord
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFigures:
-    """The figures of one job."""
-
-    glance: JobGlance
-    num_planned_steps: int
-    num_pending_steps: int
-    latest_plan: PlanRecord | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnFigures:
-    """The figures of the service itself."""
-
-    num_viewers: int
-    num_cached_plans: int
-    num_refused: Mapping[Bound, int]
-
-
-async def read_figures(reader: Reader, jobs: Iterable[JobRecord]) -> list[JobFigures]:
-    """Read the figures of some jobs."""
-    store = reader.store
-    pending = Counter(step.job_id for step in await store.pending_steps())
-    return [
-        JobFigures(
-            glance=glance,
-            num_planned_steps=await store.num_planned_steps(glance.job),
-            num_pending_steps=pending[glance.job.job_id],
-            latest_plan=await reader.latest_plan(glance.job),
-        )
-        for glance in await reader.glances(jobs)
-    ]
+from relibra.store import PlanRecord
 
 
 async def scrape(context: Context, viewer: Viewer) -> Response:
-    """Return the metrics of the jobs that `viewer` may see, and of the service itself."""
-    jobs = [job for job in await context.store.list_jobs() if viewer.may_see(job.job_id)]
-    figures = await read_figures(context.reader, jobs)
-    own = OwnFigures(
-        num_viewers=context.live.num_viewers,
-        num_cached_plans=context.reader.num_cached_plans,
-        num_refused=context.refusals.counts,
-    )
-    return Response(render(figures, own), media_type=CONTENT_TYPE_LATEST)
+    """Return the metrics of the jobs that `viewer` may see and of the service itself, in the Prometheus text format."""
+    reader, store = context.reader, context.store
+    pending = Counter(step.job_id for step in (await store.pending_steps())[0])
 
+    async def read(choice: AttemptChoice) -> tuple[JobGlance, int, PlanRecord | None]:
+        job = choice.job
+        return await reader.glance(choice), await store.num_planned_steps(job), await reader.latest_plan(job)
 
-def render(figures: Iterable[JobFigures], own: OwnFigures) -> bytes:
-    """Return the figures in the Prometheus text format."""
+    jobs, broken = await of_jobs(store, viewer, read)
+    families = _Families()
+    gauge = families.gauge
+    gauge("jobs", "Registered jobs.", len(jobs) + len(broken))
+    gauge("status_viewers", "Open pages.", context.live.num_viewers)
+    gauge("status_cached_plans", "Decoded plans in memory.", reader.num_cached_plans)
+    refused = "Requests, viewers and connections refused because of a setting."
+    for bound in Bound:
+        families.counter("status_refused", refused, context.refusals.counts[bound], setting=bound)
+    for job_id, is_broken in [*((glance.job_id, 0) for glance, *_ in jobs), *((job.job_id, 1) for job in broken)]:
+        gauge("job_broken", "1 for a job that cannot be read, which has no other metrics.", is_broken, job_id=job_id)
+    for glance, num_planned, latest in jobs:
+        families.tell_attempt(glance)
+        families.tell_health(glance)
+        families.tell_plans(glance.job_id, num_planned, pending[glance.job_id], latest)
+        families.tell_execution(glance)
+        families.tell_savings(glance)
     registry = CollectorRegistry()
-    registry.register(_Collector(list(figures), own))
-    return generate_latest(registry)
+    registry.register(families)
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
-def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"relibra_{name}", text, labels=labels)
+class _Families:
+    """The families of metrics, each with its values; the first value of a family brings its text and its labels."""
 
-
-class _Collector:
-    def __init__(self, figures: list[JobFigures], own: OwnFigures) -> None:
-        self._figures = figures
-        self._own = own
+    def __init__(self) -> None:
+        self._families: dict[str, Metric] = {}
 
     def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily("relibra_jobs", "Registered jobs.", value=len(self._figures))
-        yield GaugeMetricFamily("relibra_status_viewers", "Open pages.", value=self._own.num_viewers)
-        yield GaugeMetricFamily(
-            "relibra_status_cached_plans", "Decoded plans in memory.", value=self._own.num_cached_plans
-        )
-        refused = CounterMetricFamily(
-            "relibra_status_refused",
-            "Requests, viewers and connections refused because of a setting.",
-            labels=["setting"],
-        )
-        for bound in Bound:
-            refused.add_metric([bound], self._own.num_refused.get(bound, 0))
-        yield refused
-        yield from self._attempts()
-        yield from self._health()
-        yield from self._plans()
-        yield from self._executions()
-        yield from self._savings()
+        yield from self._families.values()
 
-    def _savings(self) -> Iterator[Metric]:
-        saved = _gauge(
-            "saved_gpu_hours",
-            "GPU-hours that balancing saved in all kept steps; absent while unknown. /v1/jobs says what they rest on.",
-            "job_id",
-        )
-        lost = _gauge("lost_gpu_hours", "GPU-hours that ranks waited for the slowest rank of each cell.", "job_id")
-        trained = _gauge("training_gpu_hours", "GPU-hours of the phases that saved_gpu_hours is about.", "job_id")
-        left_out = _gauge("steps_without_savings", "Reported steps that saved_gpu_hours leaves out.", "job_id")
-        for job in self._figures:
-            names, saving = [job.glance.job_id], job.glance.savings
-            if saving.saved_gpu_hours is not None:
-                saved.add_metric(names, saving.saved_gpu_hours)
-            if saving.lost_gpu_hours is not None:
-                lost.add_metric(names, saving.lost_gpu_hours)
-            trained.add_metric(names, saving.trained_s / 3600)
-            left_out.add_metric(names, saving.num_left_out)
-        yield from (saved, lost, trained, left_out)
+    def gauge(self, name: str, text: str, value: float | None, **labels: str) -> None:
+        """Tell a value of a gauge; None if it is not known."""
+        self._add(GaugeMetricFamily, name, text, value, labels)
 
-    def _attempts(self) -> Iterator[Metric]:
-        number = _gauge("job_attempt", "The number of the current attempt; it rises with every restart.", "job_id")
-        began = _gauge("job_attempt_began_timestamp_seconds", "When the current attempt began.", "job_id")
-        heard = _gauge("job_heard_timestamp_seconds", "When a trainer of the job last called a planner.", "job_id")
-        for job in self._figures:
-            attempt = job.glance.choice.chosen
-            number.add_metric([attempt.job_id], attempt.number)
-            began.add_metric([attempt.job_id], attempt.began_at)
-            if attempt.heard_at is not None:
-                heard.add_metric([attempt.job_id], attempt.heard_at)
-        yield from (number, began, heard)
+    def counter(self, name: str, text: str, value: float, **labels: str) -> None:
+        """Tell a value of a counter."""
+        self._add(CounterMetricFamily, name, text, value, labels)
 
-    def _health(self) -> Iterator[Metric]:
-        health = _gauge("job_health", "1 for the state of the job, 0 for the other states.", "job_id", "verdict")
-        for job in self._figures:
-            for verdict in JobState:
-                health.add_metric([job.glance.job_id, verdict], verdict is job.glance.health.verdict)
-        yield health
-        not_balancing = _gauge(
-            "not_balancing", "1 for why the newest steps ran without a plan, 0 otherwise.", "job_id", "obstacle"
-        )
-        since = _gauge("not_balancing_since_step", "The first of the newest steps in a row without a plan.", "job_id")
-        without = _gauge("steps_without_plan", "How many of the newest executed steps ran without a plan.", "job_id")
-        executed = _gauge("steps_executed_recently", f"The newest executed steps, at most {NUM_JUDGED}.", "job_id")
-        for job in self._figures:
-            job_id, balance = job.glance.job_id, job.glance.balance
-            for obstacle in Obstacle:
-                not_balancing.add_metric([job_id, obstacle], obstacle is balance.obstacle)
-            if balance.since_step is not None:
-                since.add_metric([job_id], balance.since_step)
-            without.add_metric([job_id], balance.num_without_plan)
-            executed.add_metric([job_id], balance.num_executed)
-        yield from (not_balancing, since, without, executed)
+    def _add(self, kind: Any, name: str, text: str, value: float | None, labels: Mapping[str, str]) -> None:
+        family: Any = self._families.setdefault(name, kind(f"relibra_{name}", text, labels=list(labels)))
+        if value is not None:
+            family.add_metric(list(labels.values()), value)
 
-    def _plans(self) -> Iterator[Metric]:
-        planned = CounterMetricFamily("relibra_steps_planned", "Steps with a published plan.", labels=["job_id"])
-        pending = _gauge("steps_pending", "Steps waiting for their plan.", "job_id")
-        latency = _gauge("plan_latency_seconds", "Time from schedule to plan, for the newest plan.", "job_id")
-        published = _gauge("plan_published_timestamp_seconds", "When the newest plan was published.", "job_id")
-        imbalance = _gauge(
-            "plan_imbalance_ratio",
+    def tell_attempt(self, glance: JobGlance) -> None:
+        attempt, gauge = glance.attempt, functools.partial(self.gauge, job_id=glance.job_id)
+        gauge("job_attempt", "The number of the current attempt; it rises with every restart.", attempt.number)
+        gauge("job_attempt_began_timestamp_seconds", "When the current attempt began.", attempt.began_at)
+        heard = "When a trainer of the job last called a planner."
+        gauge("job_heard_timestamp_seconds", heard, attempt.heard_at)
+
+    def tell_health(self, glance: JobGlance) -> None:
+        balance, gauge = glance.balance, functools.partial(self.gauge, job_id=glance.job_id)
+        text = "1 for the state of the job, 0 for the other states."
+        for verdict in JobState:
+            gauge("job_health", text, verdict is glance.health.verdict, verdict=verdict)
+        text = "1 for why the newest steps ran without a plan, 0 otherwise."
+        for obstacle in Obstacle:
+            gauge("not_balancing", text, obstacle is balance.obstacle, obstacle=obstacle)
+        text = "The first of the newest steps in a row without a plan."
+        gauge("not_balancing_since_step", text, balance.since_step)
+        text = "How many of the newest executed steps ran without a plan."
+        gauge("steps_without_plan", text, balance.num_without_plan)
+        gauge("steps_executed_recently", f"The newest executed steps, at most {NUM_JUDGED}.", balance.num_executed)
+
+    def tell_plans(self, job_id: str, num_planned: int, num_pending: int, plan: PlanRecord | None) -> None:
+        gauge = functools.partial(self.gauge, job_id=job_id)
+        self.counter("steps_planned", "Steps with a published plan.", num_planned, job_id=job_id)
+        gauge("steps_pending", "Steps waiting for their plan.", num_pending)
+        if plan is None:
+            return
+        gauge("plan_latency_seconds", "Time from schedule to plan, for the newest plan.", plan.latency_s)
+        gauge("plan_published_timestamp_seconds", "When the newest plan was published.", plan.published_at)
+        text = "1 for what the newest plan was made from, 0 otherwise."
+        for level in Level:
+            gauge("plan_level", text, level is plan.prediction.level, level=level)
+        text = (
             "Slowest rank over mean rank as the newest plan expects it: before (no balancing), after, the bound of its "
-            "placement, and the floor of any placement.",
-            "job_id",
-            "when",
+            "placement, and the floor of any placement."
         )
-        level = _gauge("plan_level", "1 for what the newest plan was made from, 0 otherwise.", "job_id", "level")
-        size = _gauge(
-            "plan_transfer_bytes",
-            "Bytes that the newest plan transfers; absent where the job registered no sizes.",
-            "job_id",
-            "kind",
-        )
-        for job in self._figures:
-            job_id = job.glance.job_id
-            planned.add_metric([job_id], job.num_planned_steps)
-            pending.add_metric([job_id], job.num_pending_steps)
-            if plan := job.latest_plan:
-                published.add_metric([job_id], plan.published_at)
-                if plan.latency_s is not None:
-                    latency.add_metric([job_id], plan.latency_s)
-                for known in Level:
-                    level.add_metric([job_id, known], known is plan.prediction.level)
-                for when in ("before", "after", "bound", "floor"):
-                    imbalance.add_metric([job_id, when], getattr(plan.prediction, f"imbalance_{when}"))
-                for kind in ("reorder", "replica"):
-                    size_bytes = getattr(plan.prediction, f"{kind}_size_bytes")
-                    if size_bytes is not None:
-                        size.add_metric([job_id, kind], size_bytes)
-        yield from (planned, pending, latency, published, level, imbalance, size)
+        for when in ("before", "after", "bound", "floor"):
+            gauge("plan_imbalance_ratio", text, getattr(plan.prediction, f"imbalance_{when}"), when=when)
+        text = "Bytes that the newest plan transfers; absent where the job registered no sizes."
+        for kind in ("reorder", "replica"):
+            gauge("plan_transfer_bytes", text, getattr(plan.prediction, f"{kind}_size_bytes"), kind=kind)
 
-    def _executions(self) -> Iterator[Metric]:
-        labels = ("job_id", "phase")
-        step = _gauge("executed_step", "The newest step that has reports; execution metrics are for it.", "job_id")
-        missing = _gauge("missing_reports", "Ranks that have not reported yet.", *labels)
-        fallbacks = _gauge(
-            "fallback_ranks", "Ranks that kept the last plan though another was due, by cause.", *labels, "cause"
+    def tell_execution(self, glance: JobGlance) -> None:
+        gauge = functools.partial(self.gauge, job_id=glance.job_id)
+        text = "Newest steps with a report that is not the one that was stored."
+        gauge("damaged_steps", text, len(glance.damaged))
+        if glance.applied is not None:
+            text = (
+                "What the plan that ranks applied in the executed step expects; below level micro-batches, a forecast."
+            )
+            expected = glance.applied.prediction
+            gauge("expected_imbalance_ratio", text, expected.imbalance_after, level=expected.level)
+        if glance.executed_step is not None:
+            text = "The newest step that has reports; execution metrics are for it."
+            gauge("executed_step", text, glance.executed_step.step)
+        for execution in glance.executed:
+            gauge = functools.partial(self.gauge, job_id=glance.job_id, phase=execution.phase)
+            gauge("missing_reports", "Ranks that have not reported yet.", len(execution.missing))
+            text = "Ranks that were to apply no plan, by cause."
+            for cause in INTENDED:
+                gauge("intended_ranks", text, execution.intended.get(cause, 0), cause=cause)
+            text = "Ranks that kept the last plan though another was due, by cause."
+            for cause in Cause:
+                gauge("fallback_ranks", text, execution.fallbacks.get(cause, 0), cause=cause)
+            for figure in PHASE_FIGURES:
+                if figure.metric:
+                    kind = {"kind": figure.label} if figure.label else {}
+                    gauge(figure.metric, _MEASURED[figure.metric], getattr(execution, figure.field), **kind)
+
+    def tell_savings(self, glance: JobGlance) -> None:
+        saving, gauge = glance.savings, functools.partial(self.gauge, job_id=glance.job_id)
+        text = (
+            "GPU-hours that balancing saved in all kept steps; absent while unknown. /v1/jobs says what they rest on."
         )
-        intended = _gauge("intended_ranks", "Ranks that were to apply no plan, by cause.", *labels, "cause")
-        damaged = _gauge("damaged_steps", "Newest steps with a report that is not the one that was stored.", "job_id")
-        measured = {
-            figure.metric: _gauge(figure.metric, _MEASURED[figure.metric], *labels, *(["kind"] if figure.label else []))
-            for figure in PHASE_FIGURES
-            if figure.metric
-        }
-        expected = _gauge(
-            "expected_imbalance_ratio",
-            "What the plan that ranks applied in the executed step expects; below level micro-batches, a forecast.",
-            "job_id",
-            "level",
-        )
-        for job in self._figures:
-            job_id = job.glance.job_id
-            damaged.add_metric([job_id], len(job.glance.damaged))
-            if job.glance.applied is not None:
-                prediction = job.glance.applied.prediction
-                expected.add_metric([job_id, prediction.level], prediction.imbalance_after)
-            if job.glance.executed_step is not None:
-                step.add_metric([job_id], job.glance.executed_step.step)
-            for execution in job.glance.executed:
-                names = [job_id, execution.phase]
-                missing.add_metric(names, len(execution.missing))
-                for cause in INTENDED:
-                    intended.add_metric([*names, cause], execution.intended.get(cause, 0))
-                for cause in Cause:
-                    fallbacks.add_metric([*names, cause], execution.fallbacks.get(cause, 0))
-                for figure in PHASE_FIGURES:
-                    value = getattr(execution, figure.field)
-                    if figure.metric and value is not None:
-                        measured[figure.metric].add_metric([*names, *([figure.label] if figure.label else [])], value)
-        yield from (step, missing, fallbacks, intended, damaged, expected, *measured.values())
+        gauge("saved_gpu_hours", text, saving.saved_gpu_hours)
+        text = "GPU-hours that ranks waited for the slowest rank of each cell."
+        gauge("lost_gpu_hours", text, saving.lost_gpu_hours)
+        text = "GPU-hours of the phases that saved_gpu_hours is about."
+        gauge("training_gpu_hours", text, saving.trained_s / 3600)
+        gauge("steps_without_savings", "Reported steps that saved_gpu_hours leaves out.", saving.num_left_out)
 
 
 _MEASURED = {

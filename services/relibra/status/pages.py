@@ -45,13 +45,12 @@ async def overview(
     sort: Annotated[Order, Query()] = Order.STATE,
 ) -> Response:
     """All jobs, those in trouble first and those that wait last, or some of them in another order."""
-    jobs = [job for job in await app.store.list_jobs() if viewer.may_see(job.job_id)]
-    glances = await app.reader.glances(jobs)
+    glances, broken = await app.reader.glances(viewer)
     asked = {"state": state, "search": search, "sort": sort}
     listed, num_folded = arrange(glances, state or None, search, sort), 0
     if not state and not search:
         listed, num_folded = fold(listed)
-    shown: dict[str, Any] = {"asked": asked, "orders": list(Order), "counts": count_states(glances)}
+    shown: dict[str, Any] = {"asked": asked, "orders": list(Order), "counts": count_states(glances), "broken": broken}
     shown["saved"] = add_up(glance.savings for glance in glances)
     try:
         shown["weakness"] = await app.store.check_settings()

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
@@ -10,8 +10,10 @@ from typing import ParamSpec, TypeVar
 from relibra.errors import Corrupt, NotFound
 from relibra.planning import Plan
 from relibra.planning.execution import Execution
-from relibra.status.attempts import AttemptChoice, AttemptSteps, choose_attempt, find_refused_launch
+from relibra.status.access import Viewer
+from relibra.status.attempts import AttemptChoice, AttemptSteps, find_refused_launch
 from relibra.status.balance import GLANCE_STEPS, judge_balance
+from relibra.status.broken_jobs import BrokenJob, of_jobs
 from relibra.status.figures import PlanFigures
 from relibra.status.glance import JobGlance
 from relibra.status.health import JobHealth, JobState, judge_health
@@ -168,10 +170,9 @@ class Reader:
 
         return await self._executions.get((job.job_id, job.epoch, step, num_reports), sum_up)
 
-    async def glances(self, jobs: Iterable[JobRecord]) -> list[JobGlance]:
-        """Return the state of the current attempt of some jobs; a job that is removed meanwhile is left out."""
-        attempts = [(job.job_id, await self.store.list_attempts(job.job_id)) for job in jobs]
-        return [await self.glance(choose_attempt(job_id, of_job, None)) for job_id, of_job in attempts if of_job]
+    async def glances(self, viewer: Viewer) -> tuple[list[JobGlance], list[BrokenJob]]:
+        """Return the state of the current attempts of all jobs that `viewer` may see, as `of_jobs` does."""
+        return await of_jobs(self.store, viewer, self.glance)
 
     async def glance(self, choice: AttemptChoice) -> JobGlance:
         """Return the state of an attempt with the steps that it was derived from."""

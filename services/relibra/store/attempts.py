@@ -1,12 +1,12 @@
 """The attempts of a job: each launch of its training is one."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from relibra.errors import NotReady, RolledBack, StaleEpoch, UnknownJob
 from relibra.store.connection import Connected
-from relibra.store.documents import decode_attempts
-from relibra.store.keys import ATTEMPT_KEYS, KNOWN_ATTEMPTS, STEP_KEYS, AttemptId, JobKeys
+from relibra.store.documents import decode_attempts, reading
+from relibra.store.keys import ATTEMPT_KEYS, JOB_KEYS, JOBS, KNOWN_ATTEMPTS, STEP_KEYS, AttemptId, JobKeys
 from relibra.store.records import Attempt
 
 _KEYS_PER_CALL = 1024
@@ -14,6 +14,24 @@ _KEYS_PER_CALL = 1024
 
 class Attempts(Connected):
     """Which attempts a job had, which of them is current, and when it was last heard."""
+
+    async def job_ids(self) -> list[str]:
+        """Return the ids of all registered jobs in order, also of those that cannot be read."""
+        (names,) = await self._answers([("smembers", JOBS)])
+        return sorted(name.decode() for name in names)
+
+    async def check_keys(self, job_id: str) -> None:
+        """Return if all keys of a job, and those of its current attempt but for single steps, have their types.
+
+        Raises:
+            Corrupt: one has another type; the text names it.
+        """
+        keys = JobKeys(job_id)
+        await self._check_types(map(keys.of, JOB_KEYS))
+        if (epoch := await self._redis.hget(keys.of("job"), "epoch")) is not None:
+            with reading(f"key {keys.of('job')}"):
+                current = keys.attempt(int(epoch, 16))
+            await self._check_types(map(current.of, ATTEMPT_KEYS))
 
     async def list_attempts(self, job_id: str) -> list[Attempt]:
         """Return the newest `KNOWN_ATTEMPTS` attempts of a job, newest first; none if the job was never registered."""
@@ -23,30 +41,18 @@ class Attempts(Connected):
         )
         return decode_attempts(job_id, documents, epoch, seen_at_ms)
 
-    async def current_epochs(self, job_ids: Iterable[str]) -> dict[str, int]:
-        """Return the epoch of the current attempt of each registered job, by job id in sorted order."""
-        ids = sorted(set(job_ids))
-        epochs = await self._answers(("hget", JobKeys(job_id).of("job"), "epoch") for job_id in ids)
-        return {job_id: int(epoch, 16) for job_id, epoch in zip(ids, epochs, strict=True) if epoch}
-
-    async def heard_at(self, job_ids: Iterable[str]) -> dict[str, float]:
-        """Return when the current attempt of each registered job was last heard, Unix time by the clock of Redis."""
-        ids = list(job_ids)
-        times_ms = await self._answers(("hget", JobKeys(job_id).of("job"), "seen_at") for job_id in ids)
-        return {job_id: int(at_ms) / 1000 for job_id, at_ms in zip(ids, times_ms, strict=True) if at_ms}
-
     async def silent_s(self, job_id: str) -> float:
         """Return how many seconds ago the current attempt of a job was last heard, by the clock of Redis.
 
         Raises:
             UnknownJob: the job is not registered.
         """
-        heard_at = (await self.heard_at([job_id])).get(job_id)
-        if heard_at is None:
+        (heard_at_ms,) = await self._answers([("hget", JobKeys(job_id).of("job"), "seen_at")])
+        if heard_at_ms is None:
             raise UnknownJob(f"job {job_id!r} is not registered; register it first")
         seconds, microseconds = await self._redis.time()
         # A clock that was set back must not make a job look silent.
-        return abs(float(seconds) + float(microseconds) / 1e6 - heard_at)
+        return abs(float(seconds) + float(microseconds) / 1e6 - float(heard_at_ms) / 1000)
 
     async def see(self, job_id: str, epoch: int) -> None:
         """Note that a trainer of an attempt is alive; do nothing if the attempt is over."""

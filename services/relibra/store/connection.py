@@ -4,16 +4,17 @@ import asyncio
 import functools
 import hashlib
 import inspect
+import re
 from collections.abc import Callable, Coroutine, Iterable
 from importlib import resources
 from typing import Any, ParamSpec, TypeVar
 
 from redis import exceptions
 
-from relibra.errors import Unavailable
+from relibra.errors import Corrupt, Unavailable
 from relibra.store.address import RedisClient
 from relibra.store.connection_guard import ConnectionGuard
-from relibra.store.keys import SCHEMA, SCHEMA_VERSION
+from relibra.store.keys import SCHEMA, SCHEMA_VERSION, type_of
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -31,6 +32,7 @@ _UNAVAILABLE = (
 _MEASURE = "field_bytes"
 """The Lua function that scripts share."""
 _PROTECTED = "running in protected mode"
+_DAMAGE = re.compile("WRONGTYPE|is not an integer")
 _UNAVAILABLE_CODES = ("OOM ", "READONLY ", "MISCONF ", "LOADING ", "CLUSTERDOWN ", "NOREPLICAS ", "BUSY ")
 
 
@@ -51,11 +53,46 @@ class Connected:
         self._guard = guard or ConnectionGuard()
 
     async def _answers(self, commands: Iterable[tuple[Any, ...]]) -> list[Any]:
-        """Return the answers to some commands, the method of redis-py and its arguments each, in one round trip."""
+        """Return the answers to some commands, the method of redis-py and its arguments each, in one round trip.
+
+        Raises:
+            Corrupt: a key has another type than relibra gives it.
+        """
+        return list(map(sound, await self._answers_or_faults(commands)))
+
+    async def _answers_or_faults(self, commands: Iterable[tuple[Any, ...]]) -> list[Any]:
+        """Return what `_answers` returns, with the `Corrupt` in place of the answer about a key of another type."""
+        asked = list(commands)
+        try:
+            return await self._execute(asked)
+        except exceptions.ResponseError as error:
+            if not _DAMAGE.search(str(error)):
+                raise
+        # Only now without raising: a pipeline on a Cluster that raises no errors tries no command again.
+        answers = await self._execute(asked, raise_on_error=False)
+        for index, answer in enumerate(answers):
+            if isinstance(answer, Exception):
+                if not _DAMAGE.search(str(answer)):
+                    raise answer
+                answers[index] = _other_type(asked[index][1])
+        return answers
+
+    async def _execute(self, commands: list[tuple[Any, ...]], **options: bool) -> list[Any]:
         pipe = self._redis.pipeline(transaction=False)
         for name, *arguments in commands:
             getattr(pipe, name)(*arguments)
-        return await pipe.execute() if len(pipe) else []
+        return await pipe.execute(**options) if commands else []
+
+    async def _check_types(self, keys: Iterable[str]) -> None:
+        """Return if each key has the type that relibra gives it, or is not there.
+
+        Raises:
+            Corrupt: one has another type; the text names it.
+        """
+        names = list(keys)
+        for key, kind in zip(names, await self._answers(("type", key) for key in names), strict=True):
+            if kind.decode() not in (type_of(key), "none"):
+                raise _other_type(key)
 
     async def _mark_schema(self) -> None:
         """Write the schema version into a Redis that has none; one that had been marked has lost everything."""
@@ -67,15 +104,35 @@ class Connected:
 
         Raises:
             Unavailable: this Redis may not keep the state of jobs.
+            Corrupt: a key has another type than relibra gives it.
         """
         if self._guard.fault:
             raise Unavailable(f"nothing is acknowledged: {self._guard.fault}")
         source, digest = _source(name)
         try:
-            return await self._redis.evalsha(digest, len(keys), *keys, *args)
-        except exceptions.NoScriptError:
-            # One command loads and runs the script, so that no SCRIPT FLUSH comes between.
-            return await self._redis.eval(source, len(keys), *keys, *args)
+            try:
+                return await self._redis.evalsha(digest, len(keys), *keys, *args)
+            except exceptions.NoScriptError:
+                # One command loads and runs the script, so that no SCRIPT FLUSH comes between.
+                return await self._redis.eval(source, len(keys), *keys, *args)
+        except exceptions.ResponseError as error:
+            if _DAMAGE.search(str(error)):
+                await self._check_types(keys)
+            raise
+
+
+def sound(answer: Any) -> Any:
+    """Return what was read, or raise the `Corrupt` in its place."""
+    if isinstance(answer, Corrupt):
+        raise answer
+    return answer
+
+
+def _other_type(key: str = "") -> Corrupt:
+    what = (
+        f"key {key} in Redis is no {type_of(key)}" if key else "a key in Redis has another type than relibra gives it"
+    )
+    return Corrupt(f"{what}: something else than relibra wrote it. Nothing is made of it")
 
 
 @functools.cache
@@ -88,7 +145,10 @@ def _source(name: str) -> tuple[str, str]:
 
 
 def raises_unavailable(method: Callable[_P, Coroutine[Any, Any, _R]]) -> Callable[_P, Coroutine[Any, Any, _R]]:
-    """Decorate a coroutine function: it raises `Unavailable` if Redis cannot serve, and cancelling it ends it."""
+    """Decorate a coroutine function: it raises `Unavailable` if Redis cannot serve, and cancelling it ends it.
+
+    It raises `Corrupt` for a key of another type than relibra gives it.
+    """
 
     @functools.wraps(method)
     async def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -108,6 +168,8 @@ def raises_unavailable(method: Callable[_P, Coroutine[Any, Any, _R]]) -> Callabl
             # An error inside a script arrives as a plain ResponseError with the code in its text.
             if any(code in str(error) for code in _UNAVAILABLE_CODES):
                 raise Unavailable(f"Redis does not serve: {error}") from error
+            if _DAMAGE.search(str(error)):
+                raise _other_type() from error
             raise
         finally:
             # redis-py writes in `asyncio.wait_for`. Before Python 3.12 `wait_for` swallows a cancellation that comes

@@ -4,7 +4,8 @@ S sequences.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from functools import lru_cache
 from typing import Any
@@ -15,8 +16,19 @@ from numpy.typing import NDArray
 from relibra.errors import Corrupt
 from relibra.planning import Cause, Cluster, ExecutionReport, Model, Phase, PlanId, PlanParams, Schedule
 from relibra.planning.plan import Prediction
+from relibra.store.keys import JobKeys
 from relibra.store.records import Attempt, JobRecord, PlanRecord
 from relibra.store.seal import unseal
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Raise `Corrupt`, which names `what`, if the body cannot decode something that has no checksum."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise Corrupt(f"{what} was changed in Redis since it was stored: {why}. Nothing is made of it") from error
 
 
 def encode_shape(model: Model, cluster: Cluster, params: PlanParams) -> str:
@@ -31,28 +43,37 @@ JOB_FIELDS = ("epoch", "registered_at", "shape", "number", "owner", "token")
 def decode_job(
     job_id: str, epoch: bytes, registered_at: bytes, shape: bytes, number: bytes, owner: bytes, token_hash: bytes
 ) -> JobRecord:
-    """Decode a registration, the values of `JOB_FIELDS`. Results are remembered, because every request reads one."""
-    return JobRecord(
-        job_id=job_id,
-        epoch=int(epoch, 16),
-        began_at=float(registered_at),
-        number=int(number),
-        owner=owner.decode(),
-        token_hash=token_hash.decode(),
-        **_decode_shape(shape),
-    )
+    """Decode a registration, the values of `JOB_FIELDS`. Results are remembered, because every request reads one.
+
+    Raises:
+        Corrupt: they cannot be read.
+    """
+    with reading(f"key {JobKeys(job_id).of('job')}"):
+        return JobRecord(
+            job_id=job_id,
+            epoch=int(epoch, 16),
+            began_at=float(registered_at),
+            number=int(number),
+            owner=owner.decode(),
+            token_hash=token_hash.decode(),
+            **_decode_shape(shape),
+        )
 
 
 def decode_attempts(
     job_id: str, documents: dict[bytes, bytes], current_epoch: bytes | None, seen_at_ms: bytes | None
 ) -> list[Attempt]:
-    """Decode the attempts of a job, of which the current one was last seen at `seen_at_ms`; the newest comes first."""
+    """Decode the attempts of a job, of which the current one was last seen at `seen_at_ms`; the newest comes first.
+
+    Raises:
+        Corrupt: one cannot be read.
+    """
     attempts: list[Attempt] = []
     for epoch in sorted(documents, reverse=True):
-        fields = json.loads(documents[epoch])
-        heard_at_ms = seen_at_ms if epoch == current_epoch else fields.get("heard_at")
-        attempts.append(
-            Attempt(
+        with reading(f"key {JobKeys(job_id).of('attempts')}"):
+            fields = json.loads(documents[epoch])
+            heard_at_ms = seen_at_ms if epoch == current_epoch else fields.get("heard_at")
+            attempt = Attempt(
                 job_id=job_id,
                 epoch=int(epoch, 16),
                 number=int(fields["number"]),
@@ -65,7 +86,7 @@ def decode_attempts(
                 rolled_back_to=int(fields["rolled_back_to"]) if "rolled_back_to" in fields else None,
                 **_decode_shape(fields["shape"]),
             )
-        )
+        attempts.append(attempt)
     return attempts
 
 
@@ -120,7 +141,7 @@ def decode_plan_record(job_id: str, step: int, values: list[bytes | None]) -> Pl
         return None
     what = plan_of(job_id, step)
     fields = json.loads(unseal(meta, f"field 'meta' of {what}"))
-    try:
+    with reading(what):
         return PlanRecord(
             id=PlanId(epoch=int(epoch, 16), version=int(version)),
             step=step,
@@ -130,8 +151,6 @@ def decode_plan_record(job_id: str, step: int, values: list[bytes | None]) -> Pl
             submitted_at=float(submitted_at) if submitted_at else None,
             published_at=float(published_at),
         )
-    except ValueError as error:  # these fields have no checksum
-        raise Corrupt(f"{what} was changed in Redis since it was stored: {error}. Nothing is made of it") from error
 
 
 _REPORT_FIELDS = tuple(

@@ -19,7 +19,7 @@ from relibra.store.summaries import Expired, ExpiryCause, StepSummary, encode_su
 logger = logging.getLogger(__name__)
 
 _STEPS_PER_SCRIPT = 64
-_REPORTS = STEP_KEYS.index("reports") + 1
+_REPORTS = list(STEP_KEYS).index("reports") + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,13 +3,15 @@
 import time
 from collections.abc import Iterable
 
-from relibra.errors import Conflict, UnknownJob
+from relibra.errors import Conflict, Corrupt, UnknownJob
 from relibra.planning import Cluster, Model, PlanParams
 from relibra.planning.launch import Launch
 from relibra.store.attempts import Attempts
-from relibra.store.documents import JOB_FIELDS, decode_job, encode_shape
-from relibra.store.keys import AHEAD_KEYS, ATTEMPT_KEYS, JOBS, STEP_KEYS, JobKeys
+from relibra.store.documents import JOB_FIELDS, decode_job, encode_shape, reading
+from relibra.store.keys import AHEAD_KEYS, ATTEMPT_KEYS, JOBS, STEP_KEYS, JobKeys, type_of
 from relibra.store.records import JobRecord
+
+_KEYS_PER_SCAN = 10_000
 
 
 class Jobs(Attempts):
@@ -89,21 +91,35 @@ class Jobs(Attempts):
         jobs = await self._answers(("hmget", JobKeys(job_id).of("job"), JOB_FIELDS) for job_id in ids)
         return {job_id: decode_job(job_id, *values) for job_id, values in zip(ids, jobs, strict=True) if values[0]}
 
-    async def list_jobs(self) -> list[JobRecord]:
-        """Return all registered jobs, sorted by id."""
-        ids = sorted(name.decode() for name in await self._redis.smembers(JOBS))
-        return list((await self.get_jobs(ids)).values())
-
-    async def num_jobs(self) -> int:
-        """Return how many jobs are registered."""
-        return int(await self._redis.scard(JOBS))
-
     async def remove_job(self, job_id: str) -> None:
         """Remove a job with all its attempts. Its last epoch and fencing token stay, so that later ones are above them.
 
         Raises:
             UnknownJob: the job was never registered.
         """
+        try:
+            await self.check_keys(job_id)
+            with reading(f"job {job_id!r}"):
+                await self._take_apart(job_id)
+        except Corrupt:
+            # What cannot be read cannot be taken apart step by step; a driver that registers meanwhile does so again.
+            await self._unlink_all(job_id)
+        await self._redis.srem(JOBS, job_id)
+        # The next incarnation may have been registered before the name was taken off the list.
+        if await self._redis.exists(JobKeys(job_id).of("job")):
+            await self._redis.sadd(JOBS, job_id)
+
+    async def _unlink_all(self, job_id: str) -> None:
+        """Remove all keys of a job, whatever they hold, but for sound counters."""
+        keys = JobKeys(job_id)
+        counters = {
+            key for key in map(keys.of, ("epoch", "fence")) if await self._redis.type(key) == type_of(key).encode()
+        }
+        async for key in self._redis.scan_iter(match=keys.of("*"), count=_KEYS_PER_SCAN):
+            if key.decode() not in counters:
+                await self._redis.unlink(key)
+
+    async def _take_apart(self, job_id: str) -> None:
         job, keys, is_gone = await self.get_job(job_id), JobKeys(job_id), False
         for attempt in await self.list_attempts(job_id):
             if attempt.epoch < job.epoch:
@@ -121,7 +137,3 @@ class Jobs(Attempts):
                 ],
                 [f"{job.epoch:016x}", *steps],
             )
-        await self._redis.srem(JOBS, job_id)
-        # The next incarnation may have been registered before the name was taken off the list.
-        if await self._redis.exists(keys.of("job")):
-            await self._redis.sadd(JOBS, job_id)

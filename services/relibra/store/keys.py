@@ -85,36 +85,25 @@ MAX_STEP = 1 << 53
 """Redis keeps scores as doubles, which count exactly up to here."""
 MAX_SUMMARIES = 100_000
 """How many steps of an attempt keep a summary after their full data has expired; the newest stay."""
-AHEAD_KEYS = ("ahead", "ahead_order", "ahead_note")
-"""The keys of a job with the sequences of no step yet."""
+AHEAD_KEYS = {"ahead": "hash", "ahead_order": "zset", "ahead_note": "hash"}
+"""The keys of a job with the sequences of no step yet, and the type of each in Redis."""
+JOB_KEYS = (
+    dict.fromkeys(("job", "attempts"), "hash") | dict.fromkeys(("epoch", "fence", "lease"), "string") | AHEAD_KEYS
+)
 ATTEMPT_KEYS = (
-    "steps",
-    "open",
-    "summaries",
-    "pending",
-    "plans",
-    "begun",
-    "sizes",
-    "crashes",
-    "version",
-    "floor",
-    "foreseen",
-    "placement",
-    "refusals",
-    "packing",
+    dict.fromkeys(("steps", "open", "summaries", "pending", "plans", "begun"), "zset")
+    | dict.fromkeys(("sizes", "crashes", "refusals"), "hash")
+    | dict.fromkeys(("version", "floor", "foreseen", "placement", "packing"), "string")
 )
-STEP_KEYS = (
-    "counts",
-    "policies",
-    "schedule",
-    "plan",
-    "failure",
-    "reports",
-    "reported",
-    "realised",
-    "routed",
-    "executed",
+STEP_KEYS = {"failure": "string"} | dict.fromkeys(
+    ("counts", "policies", "schedule", "plan", "reports", "reported", "realised", "routed", "executed"), "hash"
 )
+_TYPES = {"schema": "string", "jobs": "set", "tokens": "hash"} | JOB_KEYS | ATTEMPT_KEYS | STEP_KEYS
+
+
+def type_of(key: str) -> str:
+    """Return the type that Redis has for a key; no two levels have a name in common."""
+    return _TYPES[key.rpartition(":")[2]]
 
 
 class AttemptId(Protocol):

@@ -2,6 +2,7 @@
 
 from relibra.errors import LostLease
 from relibra.store.connection import Connected
+from relibra.store.documents import reading
 from relibra.store.keys import AttemptKeys, JobKeys
 from relibra.store.records import Lease
 
@@ -19,10 +20,12 @@ class Leases(Connected):
         Returns:
             The lease; None if nothing waits, another planner has the lease, or another attempt began just now.
         """
-        current = await self._redis.hget(JobKeys(job_id).of("job"), "epoch")
+        job = JobKeys(job_id)
+        (current,) = await self._answers([("hget", job.of("job"), "epoch")])
         if current is None:
             return None
-        keys = JobKeys(job_id).attempt(int(current, 16))
+        with reading(f"key {job.of('job')}"):
+            keys = job.attempt(int(current, 16))
         taken = await self._script(
             "take_lease",
             [*map(keys.job.of, ("job", "lease", "fence")), keys.of("pending")],
@@ -31,7 +34,8 @@ class Leases(Connected):
         if not taken:
             return None
         token, step, epoch = taken
-        return Lease(job_id=job_id, step=int(step), epoch=int(epoch, 16), token=token)
+        with reading(f"key {keys.of('pending')}"):
+            return Lease(job_id=job_id, step=int(step), epoch=int(epoch, 16), token=token)
 
     async def renew_lease(self, lease: Lease, lease_s: float) -> None:
         """Renew a lease: it ends `lease_s` from now.

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from relibra.errors import Conflict, Corrupt, LostLease, NotFound, StaleEpoch
 from relibra.planning import Plan, PlanId
-from relibra.planning.plan import Level
 from relibra.store.array_codec import PackedArray
 from relibra.store.connection import Connected
 from relibra.store.documents import RECORD_FIELDS, decode_plan_record, plan_of
@@ -160,12 +159,6 @@ class Plans(Connected):
         """Return the last planned step before `step`, or None if there is none."""
         planned = await self._redis.zrange(AttemptKeys.of_attempt(attempt).of("plans"), 0, -1)
         return max((number for number in map(int, planned) if number < step), default=None)
-
-    async def foreseen_before(self, attempt: AttemptId, step: int) -> int | None:
-        """Return the last planned step before `step` if its plan is from history; None if there is none."""
-        earlier = await self.planned_before(attempt, step)
-        record = None if earlier is None else await self._record(attempt, earlier)
-        return earlier if record is not None and record.prediction.level is Level.HISTORY else None
 
     async def plan_before(self, attempt: AttemptId, step: int) -> PlanRecord | None:
         """Return the plan of the last planned step before `step`, or None if there is none."""

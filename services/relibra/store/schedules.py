@@ -2,15 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from relibra.errors import Conflict, LimitExceeded, NotFound
+from relibra.errors import Conflict, Corrupt, LimitExceeded, NotFound
 from relibra.planning import Schedule
 from relibra.planning.plan import Level
 from relibra.store.attempts import Attempts
-from relibra.store.connection import raises_unavailable
-from relibra.store.documents import decode_schedule, encode_schedule
-from relibra.store.keys import JOBS, AttemptId, AttemptKeys, JobKeys
+from relibra.store.connection import sound
+from relibra.store.documents import decode_schedule, encode_schedule, reading
+from relibra.store.keys import AttemptId, AttemptKeys, JobKeys
 from relibra.store.records import DEFAULT_LIMITS, JobRecord, PendingStep, StoreLimits
 from relibra.store.rollbacks import way_back
 from relibra.store.seal import seal, unseal
@@ -24,7 +25,6 @@ _STEPS_PER_LOOK = 8
 class Schedules(Attempts):
     """The schedules that trainer drivers submitted."""
 
-    @raises_unavailable
     async def put_schedule(
         self,
         job: JobRecord,
@@ -89,16 +89,18 @@ class Schedules(Attempts):
                     limit="max_open_steps",
                 )
 
-    @raises_unavailable
     async def next_step(self, attempt: AttemptId) -> int:
         """Return the step after all that were scheduled, that have sequences, or that ranks have reported."""
         keys = AttemptKeys.of_attempt(attempt)
         steps = [int(step) for step in await self._redis.zrevrange(keys.of("steps"), 0, _STEPS_PER_LOOK - 1)]
-        pipe = self._redis.pipeline(transaction=False)
-        for step in steps:
-            pipe.hget(keys.step(step, "schedule"), "level")
-            pipe.exists(keys.step(step, "counts"), keys.step(step, "reported"))
-        answers = await pipe.execute() if steps else []
+        answers = await self._answers(
+            question
+            for step in steps
+            for question in (
+                ("hget", keys.step(step, "schedule"), "level"),
+                ("exists", keys.step(step, "counts"), keys.step(step, "reported")),
+            )
+        )
         for step, level, has_begun in zip(steps, answers[::2], answers[1::2], strict=True):
             # A step that is only planned from history has not begun.
             if has_begun or (level is not None and Level(level.decode()) > Level.HISTORY):
@@ -107,7 +109,6 @@ class Schedules(Attempts):
         back_to = [each.rolled_back_to or 0 for each in await self.list_attempts(attempt.job_id)]
         return max(floor, *back_to[:1])
 
-    @raises_unavailable
     async def get_schedule(self, attempt: AttemptId, step: int) -> tuple[list[str], Schedule | None, Level]:
         """Return the sequence ids, the schedule and the level of a step.
 
@@ -128,18 +129,46 @@ class Schedules(Attempts):
         sequence_ids, schedule = decode_schedule(unseal(document, what))
         return sequence_ids, schedule, Level(level.decode())
 
-    @raises_unavailable
-    async def pending_steps(self) -> list[PendingStep]:
-        """Return the pending steps of the current attempts of all jobs; the step that waits longest comes first."""
-        epochs = await self.current_epochs(job_id.decode() for job_id in await self._redis.smembers(JOBS))
-        pipe = self._redis.pipeline(transaction=False)
-        for job_id, epoch in epochs.items():
-            pipe.exists(JobKeys(job_id).of("lease"))
-            pipe.zrange(JobKeys(job_id).attempt(epoch).of("pending"), 0, -1, withscores=True)
-        answers = await pipe.execute() if epochs else []
-        pending_steps = [
-            PendingStep(job_id=job_id, step=int(step), submitted_at=submitted_at, is_leased=bool(is_leased))
-            for job_id, is_leased, steps in zip(epochs, answers[::2], answers[1::2], strict=True)
-            for step, submitted_at in steps
-        ]
-        return sorted(pending_steps, key=lambda pending: (pending.submitted_at, pending.job_id, pending.step))
+    async def pending_steps(self) -> tuple[list[PendingStep], dict[str, Corrupt]]:
+        """Return the pending steps of the current attempts of all jobs; the step that waits longest comes first.
+
+        Returns:
+            The steps, and the jobs that may have others, because they cannot be read; each with the reason.
+        """
+        ids = await self.job_ids()
+        epochs = await self._answers_or_faults(("hget", JobKeys(job_id).of("job"), "epoch") for job_id in ids)
+        broken: dict[str, Corrupt] = {}
+        keys: dict[str, AttemptKeys] = {}
+        for job_id, epoch in zip(ids, epochs, strict=True):
+            with _setting_aside(job_id, JobKeys(job_id).of("job"), broken):
+                if sound(epoch) is not None:
+                    keys[job_id] = JobKeys(job_id).attempt(int(epoch, 16))
+        answers = iter(
+            await self._answers_or_faults(
+                question
+                for current in keys.values()
+                for question in (
+                    ("exists", current.job.of("lease")),
+                    ("zrange", current.of("pending"), 0, -1, False, True),
+                )
+            )
+        )
+        pending: list[PendingStep] = []
+        for job_id, current in keys.items():
+            is_leased, steps = bool(next(answers)), next(answers)
+            with _setting_aside(job_id, current.of("pending"), broken):
+                pending += [
+                    PendingStep(job_id=job_id, step=int(step), submitted_at=submitted_at, is_leased=is_leased)
+                    for step, submitted_at in sound(steps)
+                ]
+        return sorted(pending, key=lambda step: (step.submitted_at, step.job_id, step.step)), broken
+
+
+@contextmanager
+def _setting_aside(job_id: str, key: str, broken: dict[str, Corrupt]) -> Iterator[None]:
+    """Note a job with a key that the body cannot read, and go on after the body."""
+    try:
+        with reading(f"key {key}"):
+            yield
+    except Corrupt as error:
+        broken[job_id] = error

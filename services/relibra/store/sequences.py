@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from relibra.errors import Conflict, LimitExceeded, NotFound, RelibraError, UnknownJob
 from relibra.planning.plan import Level
 from relibra.store.attempts import Attempts
-from relibra.store.connection import raises_unavailable
 from relibra.store.keys import AHEAD_KEYS, AttemptId, AttemptKeys, JobKeys
 from relibra.store.records import DEFAULT_LIMITS, JobRecord, SequenceCounts, StoreLimits
 from relibra.store.rollbacks import way_back
@@ -33,7 +32,6 @@ _AHEAD = b"|"
 class Sequences(Attempts):
     """The counts that rollout workers reported."""
 
-    @raises_unavailable
     async def put_counts(
         self, sequences: Sequence[SequenceCounts], limits: StoreLimits = DEFAULT_LIMITS
     ) -> list[RelibraError | None]:
@@ -110,7 +108,6 @@ class Sequences(Attempts):
         )
         return words
 
-    @raises_unavailable
     async def reported_sequences(self, attempt: AttemptId, step: int) -> set[str]:
         """Return the ids of the sequences whose counts are kept."""
         return {
@@ -118,7 +115,6 @@ class Sequences(Attempts):
             for sequence_id in await self._redis.hkeys(AttemptKeys.of_attempt(attempt).step(step, "counts"))
         }
 
-    @raises_unavailable
     async def claim(
         self,
         attempt: AttemptId,
@@ -157,7 +153,6 @@ class Sequences(Attempts):
             missing += [wanted[place] for place in await self._script("missing_sequences", [key], wanted)]
         return missing
 
-    @raises_unavailable
     async def get_counts(self, job: JobRecord, step: int, sequence_ids: Sequence[str]) -> NDArray[np.unsignedinteger]:
         """Return the counts of sequences in the order of `sequence_ids`, `[S, L, E]`, in a dtype that holds them all.
 

@@ -106,12 +106,7 @@ class Steps(Connected):
 
     async def kept_steps(self, attempts: Sequence[AttemptId]) -> list[tuple[int, int] | None]:
         """Return the first and the last step of each of some attempts, expired or not; None without steps."""
-        names, pipe = ("steps", "summaries"), self._redis.pipeline(transaction=False)
-        for attempt in attempts:
-            for name in names:
-                key = AttemptKeys.of_attempt(attempt).of(name)
-                pipe.zrange(key, 0, 0, withscores=True)
-                pipe.zrange(key, -1, -1, withscores=True)
-        answers = iter(await pipe.execute() if len(pipe) else [])
-        ends = [[int(step) for _ in range(2 * len(names)) for _, step in next(answers)] for _ in attempts]
+        keys = [AttemptKeys.of_attempt(attempt).of(name) for attempt in attempts for name in ("steps", "summaries")]
+        answers = await self._answers(("zrange", key, end, end, False, True) for key in keys for end in (0, -1))
+        ends = [[int(step) for scored in some for _, step in scored] for some in zip(*[iter(answers)] * 4, strict=True)]
         return [(min(steps), max(steps)) if steps else None for steps in ends]

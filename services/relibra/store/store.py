@@ -11,7 +11,7 @@ from relibra.errors import Unavailable, Unsupported
 from relibra.store.address import open_redis
 from relibra.store.connection_guard import NEEDED, ConnectionGuard, UnfitRedis, other_schema
 from relibra.store.expiry import Expiry
-from relibra.store.keys import LOOKS, SCHEMA
+from relibra.store.keys import JOBS, LOOKS, SCHEMA, TOKENS
 from relibra.store.leases import Leases
 from relibra.store.notes import Notes
 from relibra.store.rollbacks import Rollbacks
@@ -78,12 +78,14 @@ class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Notes, T
 
         Raises:
             Unsupported: as in `check`.
+            Corrupt: the list of jobs or that of tokens has been overwritten.
         """
         version = await self._redis.get(SCHEMA)
         if version is None:
             await self._mark_schema()
             # What was lost is told of as a whole, and not again as the newest of it.
             await self._redis.set(LOOKS, self._guard.num_looks + _MOST_UNSEEN_LOOKS)
+        await self._check_types((JOBS, TOKENS))
         # Only the planner that marked the store says that it was empty.
         is_emptied, self._guard.is_emptied = self._guard.is_emptied, False
         self._guard.schema_fault = other_schema(version)

@@ -90,7 +90,7 @@ def test_L2_a_step_waits_for_a_warm_solver_without_a_lease(store: Store, run: Lo
 
     async def is_done() -> bool:
         if solver.steps and solver.num_warm == 1:
-            assert {each.job_id for each in await store.pending_steps() if each.is_leased} == {"job"}
+            assert {each.job_id for each in (await store.pending_steps())[0] if each.is_leased} == {"job"}
             assert solver.steps == [("job", 1)]
             solver.num_warm = 2
         if await store.num_planned_steps(other) == 1:
@@ -213,7 +213,7 @@ def queue_waits(metrics: Metrics) -> tuple[float, float]:
 
 def test_a_job_waits_for_a_solver_but_not_for_its_own_step_before(store: Store, run: Loop, job: JobRecord) -> None:
     async def see_the_queue(job_id: str, step: int) -> None:
-        assert {each.job_id for each in await store.pending_steps() if each.is_leased} == {job_id}
+        assert {each.job_id for each in (await store.pending_steps())[0] if each.is_leased} == {job_id}
 
     alone = run(plan_until(store, Solver(see_the_queue, num_warm=1), lambda: is_idle(store)))
     assert queue_waits(alone) == (2, 0)

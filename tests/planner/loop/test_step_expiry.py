@@ -130,7 +130,7 @@ def test_S6_a_job_whose_expiry_fails_holds_up_no_other_job(
         sweeping.cancel()
 
     monkeypatch.setattr(store, "measure_steps", fail_for_bad)
-    assert [each.job_id for each in run(store.list_jobs())] == sorted(jobs)
+    assert run(store.job_ids()) == sorted(jobs)
     run(sweep())
     assert "job bad" in caplog.text
     assert "the document does not decode" in caplog.text

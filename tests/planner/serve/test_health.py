@@ -170,6 +170,23 @@ def test_L3_a_redis_that_was_never_durable_is_told_of_once_and_one_that_no_longe
     ]
 
 
+def test_S9_a_redis_whose_list_of_jobs_is_damaged_is_not_ready(store: Store, run: Loop, redis_url: str) -> None:
+    metrics = Metrics()
+    health = Health(store, metrics, [])
+    run(health.look())
+    assert metrics.probe("/readyz") == (True, "ready")
+    with Redis.from_url(redis_url) as redis:
+        redis.set("relibra:jobs", "oops")
+        run(health.look())
+        assert run(status(health)) == NOT_SERVING
+        is_ready, line = metrics.probe("/readyz") or (True, "")
+        assert not is_ready
+        assert line.startswith("not ready: Redis cannot be used: Corrupt: key relibra:jobs in Redis is no set: ")
+        redis.delete("relibra:jobs")
+    run(health.look())
+    assert metrics.probe("/readyz") == (True, "ready")
+
+
 def test_a_planner_whose_solver_warms_up_is_not_ready_until_it_is_warm(store: Store, run: Loop) -> None:
     obstacle, metrics = "the solver warms up", Metrics()
     health = Health(store, metrics, [], lambda: obstacle)

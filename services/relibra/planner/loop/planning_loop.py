@@ -11,7 +11,8 @@ import time
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
-from relibra.errors import Conflict, LimitExceeded, LostLease, RelibraError, StaleEpoch, Unavailable
+from relibra.errors import Conflict, Corrupt, LimitExceeded, LostLease, RelibraError, StaleEpoch, Unavailable
+from relibra.planner.limits.refusal_log import RefusalLog
 from relibra.planner.loop.queue import Packed, SolverQueue, WaitingPack
 from relibra.planner.loop.step_expiry import StepExpiry
 from relibra.planner.metrics import OUT_OF_MEMORY, Metrics
@@ -27,6 +28,8 @@ SCAN_INTERVAL_S = 0.25
 MAX_CRASHES = 3
 """A step fails for good when planning it has crashed this often."""
 _RENEWALS_PER_LEASE = 4
+_REMINDER_S = 600.0
+"""How often the log names a job that stays broken."""
 
 
 class _Solver(Protocol):
@@ -39,7 +42,10 @@ class _Solver(Protocol):
 
 
 class PlanningLoop:
-    """Plans one step of a job at a time, and jobs in turn. A step that fails or hangs stops no other job."""
+    """Plans one step of a job at a time, and jobs in turn.
+
+    A step that fails or hangs stops no other job, and neither does a job whose keys in Redis something else overwrote.
+    """
 
     def __init__(
         self, store: Store, solver: _Solver, notifier: PlanNotifier, metrics: Metrics, settings: PlannerSettings
@@ -55,6 +61,7 @@ class PlanningLoop:
         self._solves: dict[str, asyncio.Task[None]] = {}
         self._num_packing = 0
         self._queue = SolverQueue()
+        self._broken = RefusalLog(logger, interval_s=_REMINDER_S)
 
     @property
     def obstacle(self) -> str:
@@ -94,6 +101,8 @@ class PlanningLoop:
                 await self._start_solves()
             except Unavailable as error:
                 logger.warning("planning waits: %s", error)
+            except Corrupt as error:
+                self._broken.note(str(error), "", f"nothing is planned: {error}", logging.ERROR)
             except Exception:
                 logger.exception("looking for pending steps failed")
             await wait_until_set(self._news, SCAN_INTERVAL_S)
@@ -104,18 +113,29 @@ class PlanningLoop:
         # A planner that still compiles would win steps from one that could solve them at once.
         if self.obstacle:
             return
-        pending = await self._store.pending_steps()
+        pending, broken = await self._store.pending_steps()
         turns = self._queue.next_turns(pending, self._solves)
         for job_id in turns:
             if self._is_stopping or len(self._solves) >= self._solver.num_warm:
                 break
-            if work := await self._next_work(job_id):
+            try:
+                work = await self._next_work(job_id)
+            except Corrupt as error:
+                broken[job_id] = error
+                continue
+            if work:
                 self._metrics.queue_wait_s.observe(self._queue.begin_turn(job_id))
                 self._solves[job_id] = asyncio.create_task(work)
-        solved = self._solves.keys() | {step.job_id for step in pending if step.is_leased}
+        for job_id, damage in broken.items():
+            self._tell_broken(job_id, damage)
+        solved = self._solves.keys() | broken.keys() | {step.job_id for step in pending if step.is_leased}
         unsolved = [job_id for job_id in turns if job_id not in solved]
         # Without a lease, a waiting step goes to the first solver that is free, here or at another planner.
         self._queue.note_unsolved(unsolved)
+
+    def _tell_broken(self, job_id: str, error: Corrupt) -> None:
+        advice = "none of its steps is planned until that is mended: RelibraJobBroken in the runbook says how"
+        self._broken.note(str(error), job_id, f"job {job_id} is set aside: {error}; {advice}", logging.ERROR)
 
     async def _next_work(self, job_id: str) -> Coroutine[Any, Any, None] | None:
         """Return the packing or the solve that a job waits for; None if another planner solves for it.
@@ -170,12 +190,17 @@ class PlanningLoop:
         except (Unavailable, LostLease, StaleEpoch, Conflict) as error:
             outcome = type(error).__name__
             logger.warning("%s: plan not published: %s", name, error, extra=about)
+        except Corrupt as error:
+            outcome = type(error).__name__
+            self._tell_broken(lease.job_id, error)
         except Exception:
             logger.exception("%s: planning failed", name, extra=about)
         finally:
-            # Publishing has ended the lease; returning it then changes nothing.
-            with contextlib.suppress(Unavailable):
-                await self._store.return_lease(lease)
+            # Publishing has ended the lease; returning it then changes nothing. The step of a broken job is tried again
+            # when its lease has ended by itself, or its solves would keep a solver busy all the time.
+            with contextlib.suppress(Unavailable, Corrupt):
+                if outcome != Corrupt.__name__:
+                    await self._store.return_lease(lease)
             self._metrics.solves.labels(outcome).inc()
             del self._solves[lease.job_id]
             # A step that failed, or that another planner planned meanwhile, has news too.

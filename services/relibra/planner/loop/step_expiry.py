@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
-from relibra.errors import Unavailable
+from relibra.errors import Corrupt, Unavailable
 from relibra.planner.loop.retention import steps_to_expire, summaries_to_drop
 from relibra.planner.metrics import Metrics
 from relibra.planner.settings import PlannerSettings
@@ -46,18 +46,24 @@ class StepExpiry:
             while job_id in self._due:
                 self._due.discard(job_id)
                 try:
-                    await self._apply_or_tell(job_id)
+                    await self._apply_or_tell(job_id, self.apply)
                 except Unavailable as error:
                     logger.warning("job %s: steps expire later: %s", job_id, error, extra={"job": job_id})
         finally:
             del self._passes[job_id]
 
-    async def _apply_or_tell(self, job_id: str) -> None:
+    async def _sweep(self, job_id: str) -> None:
+        if await self._store.claim_sweep(job_id, SWEEP_INTERVAL_S):
+            await self.apply(job_id)
+
+    async def _apply_or_tell(self, job_id: str, apply: Callable[[str], Awaitable[None]]) -> None:
         """Let steps of a job expire. Any error but `Unavailable` concerns this job alone and ends in the log."""
         try:
-            await self.apply(job_id)
+            await apply(job_id)
         except Unavailable:
             raise
+        except Corrupt as error:
+            logger.warning("job %s: the steps that should expire stay: %s", job_id, error, extra={"job": job_id})
         except Exception:
             logger.exception("job %s: the steps that should expire stay", job_id, extra={"job": job_id})
 
@@ -113,9 +119,8 @@ class StepExpiry:
         """Look at all jobs once a minute, until cancelled. Of several planners one looks at each job."""
         while True:
             try:
-                for job in await self._store.list_jobs():
-                    if await self._store.claim_sweep(job.job_id, SWEEP_INTERVAL_S):
-                        await self._apply_or_tell(job.job_id)
+                for job_id in await self._store.job_ids():
+                    await self._apply_or_tell(job_id, self._sweep)
             except Unavailable as error:
                 logger.warning("steps expire later: %s", error)
             except Exception:

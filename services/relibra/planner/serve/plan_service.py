@@ -133,10 +133,10 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         if plan is None:
             job = await self._attempts.job(job_id, epoch)
             record = await self._wait_for_plan(job, step, min(request.wait_ms / 1000, MAX_FETCH_WAIT_S))
-            planned = step if record.plan is not None else await self._store.foreseen_before(job, step)
-            if planned is None:
+            published = record.plan or await self._store.plan_before(job, step)
+            if published is None or (published.step < step and published.prediction.level is not Level.HISTORY):
                 return plan_pb2.FetchPlanResponse()
-            plan = await self._cache.get(job_id, epoch, planned)
+            plan = await self._cache.get(job_id, epoch, published.step)
         else:
             await self._attempts.see(job_id, epoch)
         if plan is None:

@@ -7,8 +7,10 @@
 if redis.call('GET', KEYS[2]) ~= ARGV[1] or redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[2] then
   return 'lost_lease'
 end
+-- If the count of crashes is damaged, the lease stays: it keeps the step from being tried again at once, for good.
+local number = redis.call('HINCRBY', KEYS[6], ARGV[3], 1)
 redis.call('DEL', KEYS[2])
-if redis.call('HINCRBY', KEYS[6], ARGV[3], 1) < tonumber(ARGV[5]) then
+if number < tonumber(ARGV[5]) then
   return 'again'
 end
 redis.call('SET', KEYS[5], ARGV[4])
