@@ -4,7 +4,8 @@ import pytest
 
 from harness.services import Loop
 from relibra.errors import InvalidInput
-from relibra.store import ALL_JOBS, Store
+from relibra.store import ALL_JOBS, Role, Store
+from relibra.store.keys import TOKENS
 
 
 def test_S6_a_token_is_made_listed_without_its_secret_and_revoked(relibra, store: Store, run: Loop, redis_url: str):
@@ -26,7 +27,7 @@ def test_S6_a_token_for_all_jobs_must_be_asked_for(relibra, store: Store, run: L
     for options, got in (((), "neither"), (("--job", "mine", "--all-jobs"), "both")):
         with pytest.raises(InvalidInput, match=f"expected either --job JOB or --all-jobs, got {got}"):
             relibra(*create, *options, RELIBRA_REDIS_URL=redis_url)
-    assert run(store.list_tokens()) == []
+    assert run(store.list_tokens()) == ([], {})
     made = json.loads(relibra(*create, "--all-jobs", "--json", RELIBRA_REDIS_URL=redis_url))
     assert run(store.find_token(made["token"])).job_id == ALL_JOBS
 
@@ -34,3 +35,17 @@ def test_S6_a_token_for_all_jobs_must_be_asked_for(relibra, store: Store, run: L
 def test_S6_a_token_for_a_name_that_no_job_can_have_is_refused(relibra, redis_url: str):
     with pytest.raises(InvalidInput, match="for example 'My-Job', got 'My Job'"):
         relibra("tokens", "create", "--role", "viewer", "--job", "My Job", RELIBRA_REDIS_URL=redis_url)
+
+
+def test_S9_a_damaged_token_is_named_beside_the_others(relibra, store: Store, run: Loop, redis_url: str):
+    sound, _ = run(store.create_token("mine", Role.VIEWER))
+    damaged, _ = run(store.create_token("mine", Role.TRAINER))
+    run(store._redis.hset(TOKENS, damaged.token_id, "{"))
+    said = relibra("tokens", "list", RELIBRA_REDIS_URL=redis_url)
+    assert sound.token_id in said
+    assert f"the record of token {damaged.token_id} was changed in Redis" in said
+    assert f"Revoke it: relibra tokens revoke {damaged.token_id}\n" in said
+    listed = json.loads(relibra("tokens", "list", "--json", RELIBRA_REDIS_URL=redis_url))
+    assert [each["token_id"] for each in listed] == [sound.token_id]
+    relibra("tokens", "revoke", damaged.token_id, RELIBRA_REDIS_URL=redis_url)
+    assert damaged.token_id not in relibra("tokens", "list", RELIBRA_REDIS_URL=redis_url)

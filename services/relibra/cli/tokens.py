@@ -9,7 +9,7 @@ import typer
 
 from relibra.cli.output import AsJson, open_console, print_json, print_rows
 from relibra.cli.service import RedisUrl
-from relibra.errors import InvalidInput
+from relibra.errors import Corrupt, InvalidInput
 from relibra.store import ALL_JOBS, Role, Store, TokenRecord
 from relibra.wire.job_id import check_job_id
 
@@ -54,11 +54,13 @@ def create(
 def list_tokens(redis_url: RedisUrl, as_json: AsJson = False) -> None:
     """List all tokens, without their secrets."""
 
-    async def read() -> list[TokenRecord]:
+    async def read() -> tuple[list[TokenRecord], dict[str, Corrupt]]:
         async with Store.open(redis_url) as store:
             return await store.list_tokens()
 
-    tokens = asyncio.run(read())
+    tokens, damaged = asyncio.run(read())
+    for token_id, error in damaged.items():
+        typer.echo(f"{error}. Revoke it: relibra tokens revoke {token_id}", err=as_json)
     if as_json:
         print_json([asdict(token) for token in tokens])
         return

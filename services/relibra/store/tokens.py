@@ -6,16 +6,20 @@ Every call of a service shows one, and few of them may cost a round trip to Redi
 import hashlib
 import hmac
 import json
+import logging
 import secrets
 import time
 from dataclasses import asdict
 from enum import StrEnum
 
-from relibra.errors import NotFound, Unauthenticated
+from relibra.errors import Corrupt, NotFound, Unauthenticated, one_line
 from relibra.store.connection import Connected
+from relibra.store.documents import reading
 from relibra.store.keys import TOKENS
 from relibra.store.records import TokenRecord
 from relibra.store.single_flight import SingleFlight
+
+logger = logging.getLogger(__name__)
 
 ALL_JOBS = "*"
 _PREFIX = "relibra"
@@ -58,20 +62,34 @@ class Tokens(Connected):
         return record, f"{_PREFIX}_{token_id}_{secret}"
 
     async def find_token(self, token: str) -> TokenRecord | None:
-        """Return the record of a token, or None if the token is unknown, revoked or expired."""
+        """Return the record of a token, or None if the token is unknown, revoked or expired.
+
+        Raises:
+            Corrupt: the record cannot be read.
+        """
         prefix, _, rest = token.partition("_")
         token_id, _, secret = rest.partition("_")
-        if prefix != _PREFIX or not (document := await self._redis.hget(TOKENS, token_id)):
+        if prefix != _PREFIX:
             return None
-        expected = json.loads(document)["sha256"]
+        (document,) = await self._answers([("hget", TOKENS, token_id)])
+        if not document:
+            return None
+        record, expected = _decode(token_id, document)
         if not hmac.compare_digest(hashlib.sha256(secret.encode()).hexdigest(), expected):
             return None
-        record = _decode(document)
         return None if record.expires_at is not None and record.expires_at < time.time() else record
 
-    async def list_tokens(self) -> list[TokenRecord]:
-        """Return all tokens, oldest first."""
-        return sorted(map(_decode, await self._redis.hvals(TOKENS)), key=lambda token: token.created_at)
+    async def list_tokens(self) -> tuple[list[TokenRecord], dict[str, Corrupt]]:
+        """Return all tokens, oldest first; and the ids of those that cannot be read, each with the reason."""
+        (documents,) = await self._answers([("hgetall", TOKENS)])
+        records, damaged = [], {}
+        for name, document in documents.items():
+            token_id = name.decode(errors="backslashreplace")
+            try:
+                records.append(_decode(token_id, document)[0])
+            except Corrupt as error:
+                damaged[token_id] = error
+        return sorted(records, key=lambda token: token.created_at), damaged
 
     async def revoke_token(self, token_id: str) -> None:
         """Revoke a token.
@@ -89,21 +107,31 @@ class Identities:
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
         self._remembered: SingleFlight[TokenRecord | None] = SingleFlight(_MAX_REMEMBERED, fresh_s=REMEMBERED_S)
+        self._told: set[str] = set()
 
     async def identify(self, token: str) -> TokenRecord:
         """Return what the store knows of `token`.
 
         Raises:
-            Unauthenticated: the token is unknown, revoked or expired.
+            Unauthenticated: the token is unknown, revoked or expired, or its record cannot be read.
             Unavailable: the token cannot be looked up.
         """
-        record = await self._remembered.get(token, lambda: self._tokens.find_token(token))
+        try:
+            record = await self._remembered.get(token, lambda: self._tokens.find_token(token))
+        except Corrupt as error:
+            if str(error) not in self._told:
+                self._told.add(str(error))
+                logger.error("%s. Calls with this token are refused: revoke it, and create another one", error)
+            raise Unauthenticated(f"the token cannot be checked: {error}. Create another one") from error
         if record is None:
             raise Unauthenticated("the token is not valid: it is unknown, revoked or expired")
         return record
 
 
-def _decode(document: bytes) -> TokenRecord:
-    fields = json.loads(document)
-    del fields["sha256"]
-    return TokenRecord(**fields | {"role": Role(fields["role"])})
+def _decode(token_id: str, document: bytes) -> tuple[TokenRecord, str]:
+    """Return the record of a token, and the hash of its secret."""
+    with reading(f"the record of token {one_line(token_id)}"):
+        fields = json.loads(document)
+        expected = str(fields.pop("sha256"))
+        fields |= {name: float(at) for name in ("created_at", "expires_at") if (at := fields[name]) is not None}
+        return TokenRecord(**fields | {"role": Role(fields["role"])}), expected
