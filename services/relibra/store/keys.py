@@ -98,7 +98,7 @@ ATTEMPT_KEYS = (
 STEP_KEYS = {"failure": "string"} | dict.fromkeys(
     ("counts", "policies", "schedule", "plan", "reports", "reported", "realised", "routed", "executed"), "hash"
 )
-_TYPES = {"schema": "string", "jobs": "set", "tokens": "hash"} | JOB_KEYS | ATTEMPT_KEYS | STEP_KEYS
+_TYPES = {"schema": "string", "looks": "string", "jobs": "set", "tokens": "hash"} | JOB_KEYS | ATTEMPT_KEYS | STEP_KEYS
 
 
 def type_of(key: str) -> str:

@@ -128,7 +128,7 @@ def test_S6_packings_without_an_end_leave_a_solver_to_steps(
         # The steps are planned while packings wait, and these end afterwards.
         async with running(loop, lambda: is_idle(store)):
             async with asyncio.timeout(PATIENT_S):
-                while await store.pending_steps():
+                while not await is_idle(store):
                     pass
             assert num_packing == num_solvers - 1
             released.set()
