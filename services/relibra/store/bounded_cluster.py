@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Self
 
 from redis import exceptions
 from redis.asyncio import RedisCluster
@@ -27,6 +27,12 @@ class BoundedCluster(RedisCluster):
             node.connection_kwargs.update(checked)
         self._commands = asyncio.Semaphore(num_at_once)
         self.pipelines = asyncio.Semaphore(num_at_once)
+
+    async def initialize(self, *args: Any, **kwargs: Any) -> Self:
+        """Ask which servers there are, unless that is known."""
+        async with _closed_by_another():
+            await super().initialize(*args, **kwargs)
+        return self
 
     async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
         """Run a command as soon as fewer than `num_at_once` are running."""
