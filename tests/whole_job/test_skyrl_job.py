@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from harness.services import Loop, Service
-from harness.trained import differing, relative
-from harness.whole_job.job import NUM_STEPS, OF_ONE_PASS, Outcome, check_ended, check_planned
+from harness.trained import differing
+from harness.whole_job.job import NUM_STEPS, Outcome, check_alike, check_ended, check_planned
 from relibra.planning.plan import Level
 from relibra.store import Store
 
@@ -54,7 +54,7 @@ def test_S5_updates_and_weights_in_the_engine_are_those_of_skyrl_alone(
     assert not skyrl_plain.outcomes
     for planned, own in zip(skyrl_balanced.metrics, skyrl_plain.metrics, strict=True):
         names = ("policy/policy_loss", "policy/grad_norm", "reward/avg_raw_reward")
-        assert relative([planned[name] for name in names], [own[name] for name in names]) < OF_ONE_PASS
+        check_alike(planned, own, names)
     received = skyrl_balanced.received()
     assert len(received) == 1 + NUM_STEPS, "at the start, and after every update"
     for planned, own in zip(received, skyrl_plain.received(), strict=True):

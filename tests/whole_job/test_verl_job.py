@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from harness.services import Loop, Service
-from harness.trained import differing, relative
-from harness.whole_job.job import NUM_STEPS, OF_ONE_PASS, Outcome, check_ended, check_planned
+from harness.trained import differing
+from harness.whole_job.job import NUM_STEPS, Outcome, check_alike, check_ended, check_planned
 from relibra.planning.plan import Level
 from relibra.store import Store
 
@@ -52,7 +52,7 @@ def test_S5_updates_and_weights_in_the_engine_are_those_of_verl_alone(balanced: 
     assert not plain.outcomes
     for planned, own in zip(balanced.metrics, plain.metrics, strict=True):
         names = ("actor/pg_loss", "actor/grad_norm", "critic/score/mean")
-        assert relative([planned[name] for name in names], [own[name] for name in names]) < OF_ONE_PASS
+        check_alike(planned, own, names)
     received = balanced.received()
     assert len(received) == 1 + NUM_STEPS, "at the start, and after every update"
     for planned, own in zip(received, plain.received(), strict=True):

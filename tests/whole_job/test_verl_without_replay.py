@@ -3,8 +3,8 @@
 import pytest
 from whole_job.conftest import PLANNED, SAVED, STEPS_OF_DRIFTER
 
-from harness.trained import differing, relative
-from harness.whole_job.job import OF_ONE_PASS, Outcome
+from harness.trained import differing
+from harness.whole_job.job import Outcome, check_alike
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]  # both jobs start a dozen processes, on two cores
 
@@ -36,7 +36,7 @@ def test_S5_verl_alone_resumes_from_the_checkpoint_with_the_same_results(drifter
     assert len(resumed.metrics) == STEPS_OF_DRIFTER - SAVED
     names = ("actor/pg_loss", "actor/grad_norm", "critic/score/mean")
     for planned, own in zip(drifter.metrics[SAVED:], resumed.metrics, strict=True):
-        assert relative([planned[name] for name in names], [own[name] for name in names]) < OF_ONE_PASS
+        check_alike(planned, own, names)
     received = drifter.received()[SAVED:]
     assert len(received) == 1 + STEPS_OF_DRIFTER - SAVED
     for planned, own in zip(received, resumed.received(), strict=True):

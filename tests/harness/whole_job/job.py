@@ -2,8 +2,9 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from harness.whole_job.variables import OUTCOMES, OWN_MACHINES, RECEIVED, REPLAY
 PROMPTS_OF_STEP, SAMPLES_OF_PROMPT = 4, 4
 PROMPT, RESPONSE = 48, 24
 NUM_STEPS = 3
-OF_ONE_PASS = 1e-3
+_OF_ONE_PASS = 1e-3
 """The most by which numbers of a step differ that follow from weights which differ by rounding."""
+_CANCELLED = 1e-6
+"""The most by which a loss differs that is zero but for rounding: advantages of about one cancel in its mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,3 +132,9 @@ def check_planned(outcome: Outcome) -> None:
         assert len(of_rank) == 2 * NUM_STEPS, "a pass over old log-probabilities and an update in every step"
         assert all(of_pass["is_applied"] for of_pass in of_rank), of_rank
         assert all(of_pass["num_replicas"] for of_pass in of_rank), of_rank
+
+
+def check_alike(planned: Mapping[str, float], own: Mapping[str, float], names: Sequence[str]) -> None:
+    """Check that a step of a balanced job has the numbers of the same step without relibra, but for rounding."""
+    for name in names:
+        assert isclose(planned[name], own[name], rel_tol=_OF_ONE_PASS, abs_tol=_CANCELLED), (name, planned, own)
