@@ -41,8 +41,8 @@ class Reader:
         self.ledger = Ledger(store, self._in_brief)
         self._figures: SingleFlight[PlanFigures] = SingleFlight(num_plans)
         self._executions: SingleFlight[list[Execution] | Corrupt] = SingleFlight(_NUM_EXECUTIONS)
-        self._workers = ThreadPoolExecutor(1, "status")
         # One thread, because each further one would take the interpreter from the event loop as often.
+        self._workers = ThreadPoolExecutor(1, "status")
 
     @property
     def num_cached_plans(self) -> int:

@@ -9,7 +9,7 @@ Both imbalances, the duration of phases and waits are the job's own. The imbalan
 micro-batches of which ranks report the load of every expert. The assumption is how much of a phase was GPU time in
 experts: realised imbalance * token copies * the time of one by the cost model, and at most the whole phase.
 
-What is left, ranks still lose by waiting for the slowest of each cell:
+Ranks still lose the rest by waiting for the slowest of each cell:
 
     lost = (1 - 1 / realised imbalance) * GPU time in experts
 

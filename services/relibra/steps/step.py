@@ -54,7 +54,7 @@ def report_rank(
     """Report the batch of a data-parallel rank; return its schedule once the planner has stored everything.
 
     Ranks split the tokens that really come, so padding, fillers, and how context and tensor parallelism cut sequences
-    do not matter. Of these ranks, `ep_rank` stands for all. What rollout workers reported is not reported again.
+    do not matter. `ep_rank` stands for all of these ranks. What rollout workers reported is not reported again.
 
     Args:
         reporter: the job's reporter; everything in its buffer is flushed too.

@@ -1,6 +1,6 @@
 """Stand-ins for the rollout engines that slime's updates of weights talk to, and for what it packs weights with.
 
-Of SGLang, safetensors and Ray the tests need only this much: a bucket of tensors is packed, serialized and handed to an
+The tests need only this much of SGLang, safetensors and Ray: a bucket of tensors is packed, serialized and handed to an
 engine in the same process, or written to a file.
 """
 

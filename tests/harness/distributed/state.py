@@ -71,7 +71,7 @@ def owned(part: Any, parameter: Tensor) -> tuple[int, int]:
 def optimizer_state(optimizer: Any, named: Iterable[tuple[str, Tensor]]) -> Iterator[Part]:
     """Yield main parameters and moments of megatron's plain and distributed optimizers.
 
-    Of the second moment it yields the root, which differs as gradients do. Their squares differ twice as much.
+    It yields the root of the second moment, which differs as gradients do. Their squares differ twice as much.
     """
     for name, parameter in named:
         for part in parts(optimizer, parameter):

@@ -29,7 +29,7 @@ class LinkRates(NamedTuple):
 def measure_links(
     context: ReplicaContext, experts: Mapping[int, Experts], groups: Groups, cluster: Cluster
 ) -> LinkRates:
-    """Collective over all ranks, outside of steps: measure the links. What is in the redundant slots is lost.
+    """Collective over all ranks, outside of steps: measure the links. The content of the redundant slots is lost.
 
     Raises:
         RelibraError: a peer is gone.

@@ -1,7 +1,7 @@
 """From pending steps to published plans: takes the lease on a step, has the step solved, publishes the plan.
 
-Packings that callers wait for take turns with the steps, because they need the same solvers. Of several solvers, one is
-left to steps.
+Packings that callers wait for take turns with the steps, because they need the same solvers. Packings leave
+one of several solvers to the steps.
 """
 
 import asyncio

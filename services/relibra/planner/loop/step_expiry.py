@@ -116,7 +116,7 @@ class StepExpiry:
         return sum(sizes_bytes)
 
     async def run(self) -> None:
-        """Look at all jobs once a minute, until cancelled. Of several planners one looks at each job."""
+        """Look at all jobs once a minute, until cancelled. One of several planners looks at each job."""
         while True:
             try:
                 for job_id in await self._store.job_ids():

@@ -10,7 +10,7 @@ rules are tried:
   heavier rank, and is then finished. The donor may fall below the limit and be filled in turn, so one transfer per rank
   is enough where experts are large. *Fill* is tried with two ways to break ties.
 
-Of the rules that reach the limit, the one with the fewest replicas wins. A rule that does not reach it still leaves a
+The rule that reaches the limit with the fewest replicas wins. A rule that does not reach it still leaves a
 valid choice, and the binary search continues from the slowest rank of that choice.
 
 The rules visit the ranks of a node from the lightest, and the experts of a rank from the heaviest. So the limit of a
