@@ -34,13 +34,18 @@ def test_without_redis_it_is_alive_and_not_ready_and_says_why() -> None:
 
 
 def test_L3_the_overview_names_the_settings_with_which_redis_may_lose_data(http: TestClient, redis_url: str) -> None:
+    told = "This Redis may lose what it acknowledged (appendfsync everysec); set"
     with Redis.from_url(redis_url) as redis:
-        redis.config_set("appendfsync", "everysec")
         try:
-            assert "This Redis may lose what it acknowledged (appendfsync everysec); set" in http.get("/").text
+            for alert in ("relibraredisforgets", "relibraredisunfit"):
+                redis.config_set("appendfsync", "everysec")
+                shown = http.get("/").text
+                assert told in shown
+                assert f"/runbook#{alert}" in shown
+                redis.config_set("appendfsync", "always")
+                assert "may lose" not in http.get("/").text
         finally:
             redis.config_set("appendfsync", "always")
-    assert "may lose" not in http.get("/").text
 
 
 @pytest.mark.parametrize(

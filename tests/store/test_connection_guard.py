@@ -30,37 +30,38 @@ def checked(server: EmbeddedRedis, run: Loop) -> Iterator[Store]:
     run(store.close())
 
 
-def test_L3_nothing_is_written_to_a_redis_that_was_started_again_and_evicts(
-    checked: Store, server: EmbeddedRedis, run: Loop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fit = server._options()
-    evicting = [word.replace("noeviction", "allkeys-lru") for word in fit]
-    monkeypatch.setattr(server, "_options", lambda: evicting)
-    server.stop()
-    server.start()
-    with pytest.raises(Unavailable, match=r"evicts keys, .* \(maxmemory-policy allkeys-lru\)"):
-        run(checked.register_job("other", MODEL, CLUSTER, PARAMS))
-    with Redis.from_url(server.url) as client:
-        assert not client.exists("relibra:{other}:job")
-        client.config_set("maxmemory-policy", "noeviction")
-        run(checked.check_settings())
-        assert not run(checked.check_again())
-        run(checked.register_job("other", MODEL, CLUSTER, PARAMS))
-        assert client.exists("relibra:{other}:job")
-
-
-def test_L3_nothing_is_written_to_a_redis_that_was_started_again_without_its_file(
-    checked: Store, server: EmbeddedRedis, run: Loop, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("option", "unfit", "told"),
+    [
+        ("maxmemory-policy", "allkeys-lru", r"evicts keys, .* \(maxmemory-policy allkeys-lru\)"),
+        ("appendonly", "no", r"may lose what it acknowledged \(appendonly no\)"),
+    ],
+)
+def test_L3_nothing_is_written_to_a_redis_that_was_started_again_with_other_settings(
+    checked: Store,
+    server: EmbeddedRedis,
+    run: Loop,
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+    unfit: str,
+    told: str,
 ) -> None:
     options = server._options()
-    options[options.index("--appendonly") + 1] = "no"
+    place = options.index(f"--{option}") + 1
+    fit, options[place] = options[place], unfit
     monkeypatch.setattr(server, "_options", lambda: options)
     server.stop()
     server.start()
-    with pytest.raises(Unavailable, match=r"may lose what it acknowledged \(appendonly no\)"):
+    with pytest.raises(Unavailable, match=told):
         run(checked.register_job("other", MODEL, CLUSTER, PARAMS))
     with Redis.from_url(server.url) as client:
         assert not client.exists("relibra:{other}:job")
+        client.config_set(option, fit)
+        run(checked.check_settings())
+        # Without its file Redis came back empty.
+        assert run(checked.check_again()) == (option == "appendonly")
+        run(checked.register_job("other", MODEL, CLUSTER, PARAMS))
+        assert client.exists("relibra:{other}:job")
 
 
 def test_L3_a_redis_that_was_never_durable_is_used_until_it_is_durable_and_then_no_more_without(
@@ -100,6 +101,21 @@ def test_L3_a_restored_backup_is_told_of_by_every_store_that_looked_since(server
     server.start()
     assert looks() == [True, True]
     assert looks() == [False, False]
+    for store in stores:
+        run(store.close())
+
+
+def test_L3_a_loss_of_everything_is_told_of_once_by_one_of_several_stores(server: EmbeddedRedis, run: Loop) -> None:
+    stores = [Store.open(server.url) for _ in range(2)]
+    for store in stores:
+        run(store.check())
+        run(store.has_gone_back())
+    with Redis.from_url(server.url) as client:
+        client.flushall()
+    # Some looks come before anybody has marked Redis again.
+    assert [run(store.has_gone_back()) for store in stores] == [False, False]
+    assert [run(store.check_again()) for store in stores] == [True, False]
+    assert [run(store.has_gone_back()) for store in stores] == [False, False]
     for store in stores:
         run(store.close())
 

@@ -29,6 +29,7 @@ _DATA = (
 def _fill(store: Store, run: Loop) -> None:
     """Take a job through everything that the store keeps of it."""
     run(store.check())
+    assert not run(store.has_gone_back())
     run(store.create_token("job", Role.TRAINER, lifetime_s=60.0))
     job = run(store.register_job("job", MODEL, CLUSTER, PlanParams(cost=CostModel())))
     run(store.put_counts([sequence(job.epoch, "seq-0", step=2, policies="3-4")]))

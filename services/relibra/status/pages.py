@@ -53,9 +53,9 @@ async def overview(
     shown: dict[str, Any] = {"asked": asked, "orders": list(Order), "counts": count_states(glances), "broken": broken}
     shown["saved"] = add_up(glance.savings for glance in glances)
     try:
-        shown["weakness"] = await app.store.check_settings()
+        shown["weakness"], shown["alert"] = await app.store.check_settings(), "RelibraRedisForgets"
     except Unsupported as error:
-        shown["weakness"] = str(error)
+        shown["weakness"], shown["alert"] = str(error), "RelibraRedisUnfit"
     return page(request, "jobs.html", glances=listed, num_folded=num_folded, **shown)
 
 

@@ -14,7 +14,7 @@ from redis import exceptions
 from relibra.errors import Corrupt, Unavailable
 from relibra.store.address import RedisClient
 from relibra.store.connection_guard import ConnectionGuard
-from relibra.store.keys import SCHEMA, SCHEMA_VERSION, type_of
+from relibra.store.keys import LOOKS, SCHEMA, SCHEMA_VERSION, type_of
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -29,6 +29,8 @@ _UNAVAILABLE = (
     exceptions.RedisClusterException,
 )
 
+_MOST_UNSEEN_LOOKS = 1000
+"""More than other planners look between two looks of this one."""
 _MEASURE = "field_bytes"
 """The Lua function that scripts share."""
 _PROTECTED = "running in protected mode"
@@ -98,6 +100,9 @@ class Connected:
         """Write the schema version into a Redis that has none; one that had been marked has lost everything."""
         if await self._redis.set(SCHEMA, SCHEMA_VERSION, nx=True) and self._guard.checks_schema:
             self._guard.is_emptied = True
+            if self._guard.num_looks:
+                # This planner tells of the loss, so the others need not tell of it as one of the newest writes.
+                await self._redis.set(LOOKS, self._guard.num_looks + _MOST_UNSEEN_LOOKS)
 
     async def _script(self, name: str, keys: list[str], args: list[Any]) -> Any:
         """Run `<name>.lua`, a write that must look before it writes.

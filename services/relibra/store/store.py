@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from typing import Self
+from collections.abc import Mapping
+from typing import Any, Self
 
 from redis.asyncio import RedisCluster
 from redis.exceptions import RedisError, ResponseError
@@ -20,8 +21,6 @@ from relibra.store.sequences import Sequences
 from relibra.store.summaries import Summaries
 from relibra.store.tokens import Tokens
 
-_MOST_UNSEEN_LOOKS = 1000
-"""More than other planners look between two looks of this one."""
 _CONFIGURATION_TIMEOUT_S = 5.0
 """How long one server of a Cluster has to tell how it is configured."""
 
@@ -83,8 +82,6 @@ class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Notes, T
         version = await self._redis.get(SCHEMA)
         if version is None:
             await self._mark_schema()
-            # What was lost is told of as a whole, and not again as the newest of it.
-            await self._redis.set(LOOKS, self._guard.num_looks + _MOST_UNSEEN_LOOKS)
         await self._check_types((JOBS, TOKENS))
         # Only the planner that marked the store says that it was empty.
         is_emptied, self._guard.is_emptied = self._guard.is_emptied, False
@@ -103,10 +100,7 @@ class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Notes, T
             Unsupported: a server may evict keys, or kept what it acknowledged and no longer does; scripts are refused
                 until a later call finds that all is well.
         """
-        settings = dict(NEEDED)
-        for name, needed in NEEDED.items():
-            with contextlib.suppress(ResponseError):  # it does not tell, as some managed ones do not
-                settings[name] = await self._configured_but(name, needed) or needed
+        settings = NEEDED | await self._settings_but(NEEDED)
         if fault := self._guard.judge(settings):
             raise Unsupported(fault)
         return self._guard.weakness
@@ -114,10 +108,14 @@ class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Notes, T
     async def has_gone_back(self) -> bool:
         """Return whether Redis lost something that it had acknowledged before the last call.
 
-        A restored backup and a replica that was behind do that. Each call raises a number; what it was in the last call
-        it must not be again. In a Cluster, this tells of the server alone that stores the number.
+        A restored backup and a replica that was behind do that. Each call raises a number, which must be above that of
+        the call before. In a Cluster, this tells of the server alone that stores the number. `check_again` tells of a
+        Redis that lost everything.
         """
-        seen, self._guard.num_looks = self._guard.num_looks, int(await self._redis.incr(LOOKS))
+        schema, num_looks = await self._answers([("get", SCHEMA), ("incr", LOOKS)])
+        if schema is None:
+            return False
+        seen, self._guard.num_looks = self._guard.num_looks, int(num_looks)
         return self._guard.num_looks <= seen
 
     async def max_memory_bytes(self) -> int | None:
@@ -125,11 +123,8 @@ class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Notes, T
 
         Of the primaries of a Cluster the smallest one counts, because all data of a job lies on one of them.
         """
-        try:
-            limits = await self._configured_but("maxmemory", "0")
-        except ResponseError:
-            return None
-        return min(map(int, limits.split(", "))) if limits else None
+        limits = await self._settings_but({"maxmemory": "0"})
+        return min(map(int, limits["maxmemory"].split(", "))) if limits else None
 
     @property
     def fault(self) -> str:
@@ -146,26 +141,35 @@ class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Notes, T
             raise Unsupported(fault)
         self._guard.checks_schema = True
 
-    async def _configured_but(self, name: str, wanted: str) -> str:
-        """Return the values other than `wanted` that the server, or any primary of a Cluster, has for `name`.
+    async def _settings_but(self, needed: Mapping[str, str]) -> dict[str, str]:
+        """Return the settings with another value than `needed` on the server, or on any primary of a Cluster.
 
-        Primaries of a Cluster that do not answer are passed over, but not all of them.
+        Settings that a server does not tell, as some managed ones do not, are left out. Primaries of a Cluster that do
+        not answer are passed over, but not all of them.
         """
-        if not isinstance(self._redis, RedisCluster):
-            return ", ".join({str((await self._redis.config_get(name)).get(name, wanted))} - {wanted})
-        await self._redis.initialize()
-        values: set[str] = set()
-        silent: list[Exception] = []
-        primaries = self._redis.get_primaries()
-        for node in primaries:
-            try:
-                async with asyncio.timeout(_CONFIGURATION_TIMEOUT_S):
-                    configured = await self._redis.config_get(name, target_nodes=node)
-                    values.add(str(configured.get(name, wanted)))
-            except (RedisError, OSError, TimeoutError) as error:
-                if isinstance(error, ResponseError | UnfitRedis):
+        values: dict[str, set[str]] = {name: set() for name in needed}
+
+        async def ask(**server: Any) -> None:
+            for name in needed:
+                with contextlib.suppress(ResponseError):
+                    told = await self._redis.config_get(name, **server)
+                    values[name].add(str(told.get(name, needed[name])))
+
+        if isinstance(self._redis, RedisCluster):
+            await self._redis.initialize()
+            silent: list[Exception] = []
+            primaries = self._redis.get_primaries()
+            for node in primaries:
+                try:
+                    async with asyncio.timeout(_CONFIGURATION_TIMEOUT_S):
+                        await ask(target_nodes=node)
+                except UnfitRedis:
                     raise
-                silent.append(error)
-        if len(silent) == len(primaries):
-            raise Unavailable(f"no server of the Cluster answers: {silent[-1] if silent else 'it has none'}")
-        return ", ".join(sorted(values - {wanted}))
+                except (RedisError, OSError, TimeoutError) as error:
+                    silent.append(error)
+            if len(silent) == len(primaries):
+                raise Unavailable(f"no server of the Cluster answers: {silent[-1] if silent else 'it has none'}")
+        else:
+            await ask()
+        others = {name: ", ".join(sorted(found - {needed[name]})) for name, found in values.items()}
+        return {name: value for name, value in others.items() if value}
