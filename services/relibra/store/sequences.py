@@ -72,7 +72,7 @@ class Sequences(Attempts):
         self, keys: AttemptKeys, step: int, values: Iterable[tuple[str, bytes, str | bytes]], limits: StoreLimits
     ) -> list[bytes]:
         """Keep sequences of a step: id, sealed counts and policy versions each. Return a word for each."""
-        words: list[bytes] = await self._script(
+        words: bytes = await self._script(
             "put_sequences",
             [
                 keys.job.of("job"),
@@ -91,7 +91,7 @@ class Sequences(Attempts):
                 *chain.from_iterable(values),
             ],
         )
-        return words
+        return words.split()
 
     async def _put_ahead(
         self, keys: AttemptKeys, sequences: Sequence[SequenceCounts], limits: StoreLimits
@@ -101,12 +101,12 @@ class Sequences(Attempts):
             (sequence.sequence_id, sequence.policies.encode() + _AHEAD + _to_bytes(sequence.counts_LE))
             for sequence in sequences
         )
-        words: list[bytes] = await self._script(
+        words: bytes = await self._script(
             "put_ahead",
             [keys.job.of("job"), *map(keys.job.of, AHEAD_KEYS)],
             [f"{keys.epoch:016x}", limits.max_step_size_bytes, limits.max_sequences, *chain.from_iterable(values)],
         )
-        return words
+        return words.split()
 
     async def reported_sequences(self, attempt: AttemptId, step: int) -> set[str]:
         """Return the ids of the sequences whose counts are kept."""

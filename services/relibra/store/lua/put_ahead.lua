@@ -4,16 +4,12 @@
 -- KEYS  1 job   2 ahead   3 ahead_order   4 ahead_note
 -- ARGV  1 epoch (hex) of the attempt   2 limit on bytes (`field_bytes`)   3 limit on sequences
 --       4... sequence id, policy versions and counts (opaque), for every sequence
--- Returns one word per sequence: 'kept', 'large' (it exceeds the limit on bytes), 'unknown' (the job is not registered), or
---   'stale_epoch' (another attempt of the job is the current one). Only 'kept' changes anything.
+-- Returns a text of one word per sequence: 'kept', 'large' (it exceeds the limit on bytes), 'unknown' (the job is not
+--   registered), or 'stale_epoch' (another attempt of the job is the current one). Only 'kept' changes anything.
 
-local words = {}
 local current = redis.call('HGET', KEYS[1], 'epoch')
 if current ~= ARGV[1] then
-  for index = 4, #ARGV, 2 do
-    words[#words + 1] = current and 'stale_epoch' or 'unknown'
-  end
-  return words
+  return string.rep(current and 'stale_epoch ' or 'unknown ', (#ARGV - 3) / 2)
 end
 local note = redis.call('HMGET', KEYS[4], 'epoch', 'size', 'number')
 local size, number = tonumber(note[2] or '0'), tonumber(note[3] or '0')
@@ -43,8 +39,9 @@ local function keep(name, value)
   redis.call('ZADD', KEYS[3], number, name)
   return 'kept'
 end
+local words = {}
 for index = 4, #ARGV, 2 do
   words[#words + 1] = keep(ARGV[index], ARGV[index + 1])
 end
 redis.call('HSET', KEYS[4], 'epoch', ARGV[1], 'size', size, 'number', number)
-return words
+return table.concat(words, ' ')
