@@ -59,6 +59,7 @@ def test_a_packing_never_costs_more_than_the_schedule_that_it_begins_from(step, 
     current_LE = None if is_first else np.ascontiguousarray(step.cluster.identity_placement(step.model)[:, ::-1])
     packing, _ = _repack(step, rules, params, previous_home_LE=current_LE)
     judge = judge_of(step.counts_SLE, step.length_S, step.start, step.model, step.cluster, params, current_LE)
+    judge = replace(judge, is_draft=True)
     assert judge.judge(packing.schedule, packing.home_LE).cost <= judge.judge(step.start, current_LE).cost
 
 

@@ -14,10 +14,10 @@ from relibra.planning.replicas.replicate import replicate_layer
 from relibra.planning.traffic import Traffic
 
 
-def _reorder(problem, previous_LE=None):
+def _reorder(problem, previous_LE=None, **options):
     identity_LE = problem.cluster.identity_placement(problem.model)
     previous_LE = identity_LE if previous_LE is None else previous_LE
-    return reorder(problem.load_MLE, previous_LE, identity_LE, problem.cluster, problem.price)
+    return reorder(problem.load_MLE, previous_LE, identity_LE, problem.cluster, problem.price, **options)
 
 
 @given(data=st.data())
@@ -85,6 +85,31 @@ def test_experts_that_stay_on_a_node_stay_on_their_rank_where_replicas_suffice(r
     same_node_LE = home_LE // 4 == identity_LE // 4
     assert (home_LE != identity_LE).any()
     np.testing.assert_array_equal(home_LE[same_node_LE], identity_LE[same_node_LE])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_draft_balances_nodes_nearly_as_well(random_problem, seed):
+    problem = random_problem.random(
+        seed, num_nodes=2, gpus_per_node=2, experts_per_rank=16, redundant_slots=1, num_layers=4, num_sequences=60
+    )
+    whole_LE, draft_LE = _reorder(problem)[0], _reorder(problem, is_draft=True)[0]
+    check_placement(draft_LE, problem.model, problem.cluster)
+    identity_LE = problem.cluster.identity_placement(problem.model)
+    whole, draft, before = (
+        home_loads(problem.load_MLE, each_LE // 2, 2).max(axis=-1).sum() for each_LE in (whole_LE, draft_LE, identity_LE)
+    )
+    ideal = problem.load_MLE.sum() / 2
+    assert draft - ideal < 0.2 * (before - ideal)
+    assert draft < 1.005 * whole
+
+
+def test_a_draft_leaves_experts_on_any_rank_of_their_node():
+    cluster = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
+    load_MLE = np.tile(np.repeat([100, 10, 100, 10], 32), (2, 1, 1)).astype(np.int64)
+    identity_LE = np.repeat(np.arange(4, dtype=np.int32), 32)[None]
+    assert (reorder(load_MLE, identity_LE, identity_LE, cluster)[0] != identity_LE).any()
+    draft_LE, _ = reorder(load_MLE, identity_LE, identity_LE, cluster, is_draft=True)
+    np.testing.assert_array_equal(draft_LE, identity_LE)
 
 
 def test_many_small_experts_are_rearranged_inside_a_node():

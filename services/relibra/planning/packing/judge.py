@@ -44,6 +44,8 @@ class Judge:
     params: PlanParams
     previous_LE: NDArray[np.int32]
     """The current placement; where homes stay, that of plain expert parallelism."""
+    is_draft: bool = False
+    """Whether placements only say where sequences had best be, because the plan chooses its own."""
 
     @property
     def num_groups(self) -> int:
@@ -77,6 +79,7 @@ class Judge:
                 self.params.seed,
                 hysteresis=price_moves(self.params, self.model, self.cluster),
                 traffic=traffic,
+                is_draft=self.is_draft,
             )
         cost = 0
         for layer, group_E in enumerate(self.group_LE(home_LE)):

@@ -23,7 +23,7 @@ from relibra.planning.packing.search import Search, cost_of, reason
 from relibra.planning.schedule import Freedom, Packing, PackingRules, Schedule
 
 _MAX_WORK = 40_000_000
-"""The most numbers that one search compares."""
+"""The most numbers that one search compares; half of it before the first plan, when there are two."""
 
 
 def repack(
@@ -57,6 +57,7 @@ def repack(
     """
     length_S = np.asarray(length_S, dtype=np.int64)
     judge = judge_of(counts_SLE, length_S, start, model, cluster, params, previous_home_LE)
+    judge = replace(judge, is_draft=True)
     size_S2 = np.stack([length_S, length_S**2], axis=1)
     needed = int(sizes_MR(start, length_S[:, None], cluster).max())
     budget = needed if rules.token_budget is None else rules.token_budget
@@ -66,7 +67,7 @@ def repack(
         judge=judge,
         size_S2=size_S2,
         caps=caps_of(start, size_S2, cluster, budget),
-        changes=Changes.under(rules, start, _MAX_WORK),
+        changes=Changes.under(rules, start, _MAX_WORK // (2 if previous_home_LE is None else 1)),
         num_micro_batches=start.num_micro_batches,
     )
     price = judge.price_under(start)

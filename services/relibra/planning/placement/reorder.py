@@ -29,6 +29,9 @@ from relibra.planning.replicas.layer_replicas import KnownReplicas, LayerReplica
 from relibra.planning.replicas.replicate import FREE, replicate_layer
 from relibra.planning.traffic import GroupTraffic, LayerTraffic, Traffic
 
+_DRAFTS_PER_PLACEMENT = 10
+"""How many drafts try as much as one placement."""
+
 
 def reorder(
     load_MLE: NDArray[np.int64],
@@ -41,6 +44,7 @@ def reorder(
     hysteresis: Hysteresis | None = None,
     traffic: Traffic | None = None,
     known: KnownReplicas | None = None,
+    is_draft: bool = False,
 ) -> tuple[NDArray[np.int32], str]:
     """Choose the home rank of every expert.
 
@@ -55,6 +59,7 @@ def reorder(
         hysteresis: what moves must gain; `Hysteresis()` by default.
         traffic: where token copies come from and what dispatch costs; nothing by default.
         known: keeps the replicas of the chosen placement, for `replicate`.
+        is_draft: try less, and leave experts on any rank of their node where replicas even out its ranks.
 
     Returns:
         The placement, int32 `[L, E]`, and why it was chosen. In every layer, the slowest ranks summed over rows have at
@@ -74,9 +79,10 @@ def reorder(
             price=price,
             hysteresis=later if later_L[layer] else hysteresis.of_first_placement(),
             seed=seed + layer,
-            num_proposals=proposals,
+            num_proposals=proposals // _DRAFTS_PER_PLACEMENT if is_draft else proposals,
             traffic=None if traffic is None else traffic.layer(layer),
             counts_moves=traffic is not None and bool(later_L[layer]),
+            is_draft=is_draft,
         )
         home_E, saved = search.run(previous_LE[layer], identity_LE[layer])
         replicas = search.judged.get(home_E.tobytes())
@@ -123,6 +129,7 @@ class _LayerSearch:
     counts_moves: bool
     """Whether the search itself counts what moves cost, so that it moves those experts that gain most for it. A first
     placement lasts: its search looks for the best one."""
+    is_draft: bool
     judged: dict[bytes, LayerReplicas] = field(default_factory=dict)
     """The replicas of every placement that was judged, by the bytes of its home ranks."""
 
@@ -187,7 +194,8 @@ class _LayerSearch:
         Returns the same as `_choose_nodes`.
         """
         num_ranks = self.cluster.gpus_per_node if self.cluster.redundant_slots else self.cluster.num_ranks
-        if self.hysteresis.net_gain(tokens, self._floor(home_E, num_ranks), 0) <= 0:
+        is_done = self.is_draft and self.cluster.num_nodes > 1 and self.cluster.redundant_slots
+        if is_done or self.hysteresis.net_gain(tokens, self._floor(home_E, num_ranks), 0) <= 0:
             return home_E, tokens, 0
         proposal_E = self._move_inside_groups(home_E, num_ranks)
         proposed = self._slowest(proposal_E)
