@@ -6,6 +6,7 @@ from contextlib import closing
 
 import pytest
 
+from harness.reports import report_one
 from harness.robustness.attacks import (
     FETCH_PLAN,
     LONGEST_SHAPE,
@@ -25,7 +26,7 @@ from relibra.planning import CostModel, PlanParams, Schedule
 from relibra.wire.channel import open_channel
 from relibra.wire.client import PlannerClient
 from relibra.wire.credentials import Credentials
-from relibra.wire.routing import encode_sequence, open_stream
+from relibra.wire.routing import open_stream
 
 pytestmark = [pytest.mark.robustness, pytest.mark.integration]
 
@@ -159,8 +160,7 @@ def test_S7_a_step_holds_so_many_sequences_and_is_planned_from_those_scheduled(
     with world.fault("a job reports sequences without end", "S6 S7") as clock, world.redis.client() as redis:
         with open_channel(planner.address, attacker) as channel:
             requests = [
-                encode_sequence(1 + index, "attacker", 1, f"s{index}", 6, counts_LE, epoch=epoch)
-                for index in range(120)
+                report_one(1 + index, "attacker", 1, f"s{index}", 6, counts_LE, epoch=epoch) for index in range(120)
             ]
             refused = [each for answer in open_stream(channel, iter(requests)) for each in answer.refused]
         assert [each.ordinal for each in refused] == list(range(101, 121))

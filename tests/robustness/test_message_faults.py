@@ -9,6 +9,7 @@ from random import Random
 import grpc
 import pytest
 
+from harness.reports import report_one
 from harness.robustness.world import PATIENT_S, World, figure, resident_kib, take_step
 from harness.services import CLUSTER, MODEL, PARAMS, count, eventually, report_sequences, routed_experts
 from relibra.errors import NotReady, RelibraError
@@ -16,7 +17,7 @@ from relibra.store.address import MAX_CONNECTIONS
 from relibra.v1 import routing_pb2
 from relibra.wire.channel import open_channel
 from relibra.wire.client import PlannerClient
-from relibra.wire.routing import encode_sequence, open_stream
+from relibra.wire.routing import open_stream
 
 pytestmark = [pytest.mark.robustness, pytest.mark.integration]
 
@@ -47,7 +48,7 @@ def test_S7_random_truncated_and_oversize_messages_are_refused(world: World, rou
         world.fault("random, truncated and oversize messages", "S6 S7 S8") as clock,
         open_channel(planner.address) as channel,
     ):
-        good = encode_sequence(1, "job", 1, "seq", 6, COUNTS_LE).SerializeToString()
+        good = report_one(1, "job", 1, "seq", 6, COUNTS_LE).SerializeToString()
         codes = set()
         for _ in range(50):
             for method in METHODS:
@@ -82,7 +83,7 @@ def test_S8_duplicated_and_reordered_reports_change_nothing(world: World, round_
         with open_channel(planner.address) as channel:
             for half in (order[:16], order[16:]):
                 requests = [
-                    encode_sequence(
+                    report_one(
                         ordinal,
                         "job",
                         1,
@@ -115,7 +116,7 @@ def test_S6_S7_a_client_that_never_reads_its_answers_is_held_back(world: World) 
         def flood() -> Iterator[routing_pb2.ReportRoutingRequest]:
             nonlocal num_sent
             # Refused sequences, because their answers are long.
-            request = encode_sequence(1, "x" * 64, 1, "s" * 200, 6, COUNTS_LE)
+            request = report_one(1, "x" * 64, 1, "s" * 200, 6, COUNTS_LE)
             while not stop.is_set():
                 num_sent += 1
                 request.ordinal = num_sent

@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
+from harness.reports import report_one
 from harness.robustness.world import (
     PATIENT_S,
     Planner,
@@ -33,7 +34,7 @@ from relibra.store.address import open_redis
 from relibra.store.keys import JobKeys
 from relibra.wire.channel import open_channel
 from relibra.wire.client import PlannerClient
-from relibra.wire.routing import encode_sequence, open_stream
+from relibra.wire.routing import open_stream
 
 pytestmark = [pytest.mark.robustness, pytest.mark.integration]
 
@@ -109,7 +110,7 @@ class Flood:
         eventually(lambda: sum(self._num_sent) >= NUM_FLOODERS * CREDIT_SEQUENCES)
 
     def _report(self, ordinal: int, name: str) -> Any:
-        return encode_sequence(ordinal, "flood", 1, name, 6, self._counts_LE, epoch=self._epoch)
+        return report_one(ordinal, "flood", 1, name, 6, self._counts_LE, epoch=self._epoch)
 
     def _send(self, worker: int) -> None:
         def requests() -> Iterator[Any]:

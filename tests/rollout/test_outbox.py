@@ -12,15 +12,18 @@ from relibra.rollout.outbox import CountedSequence, Outbox, RoutedSequence
 
 ROUTED = routed_experts(0, 10)
 CREDIT = 1 << 20
-Sent = Iterator[tuple[int, CountedSequence]]
+Sent = Iterator[tuple[int, list[CountedSequence]]]
 
 
-def as_sent(ordinal: int, sequence: CountedSequence) -> tuple[int, CountedSequence]:
-    return ordinal, sequence
+def as_sent(sequence: CountedSequence) -> CountedSequence:
+    return sequence
 
 
-def outbox(limit_size_bytes: int = 1 << 20) -> Outbox:
-    return Outbox(num_experts=MODEL.num_experts, limit_size_bytes=limit_size_bytes)
+def outbox(limit_size_bytes: int = 1 << 20, request_size_bytes: int = 1) -> Outbox:
+    """Return an outbox whose requests have one sequence each."""
+    return Outbox(
+        num_experts=MODEL.num_experts, limit_size_bytes=limit_size_bytes, request_size_bytes=request_size_bytes
+    )
 
 
 def put(box: Outbox, *names: str, routed_TLK: np.ndarray = ROUTED) -> list[bool]:
@@ -35,14 +38,18 @@ def open_stream(box: Outbox) -> Sent:
 
 
 def take(sent: Sent, number: int) -> list[tuple[int, str]]:
-    return [(ordinal, sequence.sequence_id) for _, (ordinal, sequence) in zip(range(number), sent, strict=False)]
+    return [(ordinal, names(sequences)) for _, (ordinal, sequences) in zip(range(number), sent, strict=False)]
+
+
+def names(sequences: list[CountedSequence]) -> str:
+    return "".join(sequence.sequence_id for sequence in sequences)
 
 
 def test_sequences_are_counted_and_numbered_from_one() -> None:
     box = outbox()
     put(box, "a", "b")
     sent = open_stream(box)
-    ordinal, first = next(sent)
+    ordinal, (first,) = next(sent)
     assert (ordinal, first.sequence_id, first.num_rows) == (1, "a", 10)
     np.testing.assert_array_equal(first.counts_LE, count(ROUTED))
     assert first.counts_LE.dtype == np.uint8
@@ -100,10 +107,10 @@ def test_refusals_are_told_once_with_their_reason() -> None:
 
 
 def test_S7_what_cannot_be_encoded_is_refused_and_the_others_go_on() -> None:
-    def encode(ordinal: int, sequence: CountedSequence) -> tuple[int, CountedSequence]:
+    def encode(sequence: CountedSequence) -> CountedSequence:
         if sequence.sequence_id == "bad":
             raise ValueError("no message can say that")
-        return ordinal, sequence
+        return sequence
 
     box = outbox()
     put(box, "bad", "a", "bad", "b")
@@ -116,6 +123,26 @@ def test_S7_what_cannot_be_encoded_is_refused_and_the_others_go_on() -> None:
     assert [str(each.error) for each in settled.refused] == [
         "it cannot be sent: ValueError: no message can say that"
     ] * 2
+
+
+def test_sequences_that_wait_go_together_as_far_as_size_and_credit_allow() -> None:
+    box = outbox(request_size_bytes=2 * count(ROUTED).astype(np.uint8).nbytes)
+    put(box, "a")
+    put(box, "wild", routed_TLK=ROUTED + np.uint8(MODEL.num_experts))
+    put(box, *"bcde")
+    sent = box.send(as_sent)
+    box.grant(3)
+    assert take(sent, 2) == [(1, "ab"), (3, "c")]
+    box.answer(2, {2: Conflict("other counts")})
+    box.grant(8)
+    assert take(sent, 1) == [(4, "de")]
+    box.end_stream()
+    settled = box.settle_all(0)
+    assert (settled.num_kept, settled.num_waiting) == (1, 3)
+    assert [each.sequence_id for each in settled.refused] == ["wild", "b"]
+    again = box.send(as_sent)
+    box.grant(8)
+    assert take(again, 2) == [(1, "cd"), (3, "e")]
 
 
 def test_waiting_says_how_many_are_left() -> None:

@@ -96,11 +96,11 @@ GOOD: dict[str, tuple[Message, Callable[[Any], object]]] = {
         lambda message: messages.decode_execution_report(message, MODEL, CLUSTER),
     ),
     "counts": (
-        routing.encode_sequence(1, "job", 1, "seq", 4, np.ones((3, 8), np.uint8), (3, 4)),
+        routing.encode_sequence(1, "seq", 4, np.ones((3, 8), np.uint8), (3, 4)),
         lambda message: routing.decode_counts(message, MODEL),
     ),
     "policies": (
-        routing.encode_sequence(1, "job", 1, "seq", 4, np.ones((3, 8), np.uint8), (3, 4)),
+        routing.encode_sequence(1, "seq", 4, np.ones((3, 8), np.uint8), (3, 4)),
         routing.decode_policies,
     ),
     "array": (
@@ -201,10 +201,10 @@ LIES: dict[str, st.SearchStrategy[Message]] = {
         num_processes=st.integers(0, 2**32 - 1),
     ),
     "counts": st.builds(
-        routing_pb2.ReportRoutingRequest, sequence_id=st.text(max_size=3), num_rows=LONG_NUMBERS, counts=ARRAYS
+        routing_pb2.SequenceRouting, sequence_id=st.text(max_size=3), num_rows=LONG_NUMBERS, counts=ARRAYS
     ),
     "policies": st.builds(
-        routing_pb2.ReportRoutingRequest,
+        routing_pb2.SequenceRouting,
         first_policy_version=st.none() | LONG_NUMBERS,
         last_policy_version=st.none() | LONG_NUMBERS,
     ),

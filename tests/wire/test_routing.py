@@ -14,8 +14,8 @@ MODEL = Model(num_layers=2, num_experts=3, top_k=2)
 COUNTS_LE = np.array([[4, 3, 3], [5, 5, 0]], dtype=np.uint8)
 
 
-def report(**change: object) -> routing_pb2.ReportRoutingRequest:
-    message = encode_sequence(1, "job", 2, "seq", 5, COUNTS_LE)
+def report(**change: object) -> routing_pb2.SequenceRouting:
+    message = encode_sequence(2, "seq", 5, COUNTS_LE)
     for field, value in change.items():
         if isinstance(value, np.ndarray):
             message.counts.CopyFrom(array.encode(value))
@@ -28,8 +28,8 @@ def report(**change: object) -> routing_pb2.ReportRoutingRequest:
 def test_counts_survive_the_wire_in_their_narrowest_dtype(num_rows: int, data: st.DataObject) -> None:
     first_L = [data.draw(st.integers(0, num_rows)) for _ in range(2)]
     counts_LE = narrow_counts(np.array([[first, 2 * num_rows - first, 0] for first in first_L], dtype=np.uint32))
-    request = encode_sequence(9, "job", 1, "seq", num_rows, counts_LE)
-    decoded_LE = decode_counts(routing_pb2.ReportRoutingRequest.FromString(request.SerializeToString()), MODEL)
+    request = encode_sequence(1, "seq", num_rows, counts_LE)
+    decoded_LE = decode_counts(routing_pb2.SequenceRouting.FromString(request.SerializeToString()), MODEL)
     np.testing.assert_array_equal(decoded_LE, counts_LE)
     assert decoded_LE.dtype == np.min_scalar_type(int(counts_LE.max()))
 

@@ -25,19 +25,21 @@ _sym_db = _symbol_database.Default()
 from relibra.v1 import array_pb2 as relibra_dot_v1_dot_array__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18relibra/v1/routing.proto\x12\nrelibra.v1\x1a\x16relibra/v1/array.proto\"\xa2\x02\n\x14ReportRoutingRequest\x12\x0f\n\x07ordinal\x18\x01 \x01(\x04\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x11\n\x04step\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x0bsequence_id\x18\x04 \x01(\t\x12\x10\n\x08num_rows\x18\x05 \x01(\x04\x12!\n\x06\x63ounts\x18\x06 \x01(\x0b\x32\x11.relibra.v1.Array\x12!\n\x14\x66irst_policy_version\x18\x07 \x01(\x04H\x01\x88\x01\x01\x12 \n\x13last_policy_version\x18\x08 \x01(\x04H\x02\x88\x01\x01\x12\r\n\x05\x65poch\x18\t \x01(\x06\x42\x07\n\x05_stepB\x17\n\x15_first_policy_versionB\x16\n\x14_last_policy_version\"~\n\x15ReportRoutingResponse\x12\x18\n\x10\x61nswered_through\x18\x01 \x01(\x04\x12$\n\x07refused\x18\x02 \x03(\x0b\x32\x13.relibra.v1.Refusal\x12\x16\n\x0e\x63redit_through\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x04 \x01(\x06\":\n\x07Refusal\x12\x0f\n\x07ordinal\x18\x01 \x01(\x04\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t2j\n\x0eRoutingService\x12X\n\rReportRouting\x12 .relibra.v1.ReportRoutingRequest\x1a!.relibra.v1.ReportRoutingResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18relibra/v1/routing.proto\x12\nrelibra.v1\x1a\x16relibra/v1/array.proto\"g\n\x14ReportRoutingRequest\x12\x0f\n\x07ordinal\x18\x01 \x01(\x04\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12.\n\tsequences\x18\x03 \x03(\x0b\x32\x1b.relibra.v1.SequenceRouting\"\xfc\x01\n\x0fSequenceRouting\x12\x11\n\x04step\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x0bsequence_id\x18\x02 \x01(\t\x12\x10\n\x08num_rows\x18\x03 \x01(\x04\x12!\n\x06\x63ounts\x18\x04 \x01(\x0b\x32\x11.relibra.v1.Array\x12!\n\x14\x66irst_policy_version\x18\x05 \x01(\x04H\x01\x88\x01\x01\x12 \n\x13last_policy_version\x18\x06 \x01(\x04H\x02\x88\x01\x01\x12\r\n\x05\x65poch\x18\x07 \x01(\x06\x42\x07\n\x05_stepB\x17\n\x15_first_policy_versionB\x16\n\x14_last_policy_version\"~\n\x15ReportRoutingResponse\x12\x18\n\x10\x61nswered_through\x18\x01 \x01(\x04\x12$\n\x07refused\x18\x02 \x03(\x0b\x32\x13.relibra.v1.Refusal\x12\x16\n\x0e\x63redit_through\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x04 \x01(\x06\":\n\x07Refusal\x12\x0f\n\x07ordinal\x18\x01 \x01(\x04\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t2j\n\x0eRoutingService\x12X\n\rReportRouting\x12 .relibra.v1.ReportRoutingRequest\x1a!.relibra.v1.ReportRoutingResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'relibra.v1.routing_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REPORTROUTINGREQUEST']._serialized_start=65
-  _globals['_REPORTROUTINGREQUEST']._serialized_end=355
-  _globals['_REPORTROUTINGRESPONSE']._serialized_start=357
-  _globals['_REPORTROUTINGRESPONSE']._serialized_end=483
-  _globals['_REFUSAL']._serialized_start=485
-  _globals['_REFUSAL']._serialized_end=543
-  _globals['_ROUTINGSERVICE']._serialized_start=545
-  _globals['_ROUTINGSERVICE']._serialized_end=651
+  _globals['_REPORTROUTINGREQUEST']._serialized_start=64
+  _globals['_REPORTROUTINGREQUEST']._serialized_end=167
+  _globals['_SEQUENCEROUTING']._serialized_start=170
+  _globals['_SEQUENCEROUTING']._serialized_end=422
+  _globals['_REPORTROUTINGRESPONSE']._serialized_start=424
+  _globals['_REPORTROUTINGRESPONSE']._serialized_end=550
+  _globals['_REFUSAL']._serialized_start=552
+  _globals['_REFUSAL']._serialized_end=610
+  _globals['_ROUTINGSERVICE']._serialized_start=612
+  _globals['_ROUTINGSERVICE']._serialized_end=718
 # @@protoc_insertion_point(module_scope)

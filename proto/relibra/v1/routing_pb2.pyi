@@ -7,9 +7,17 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ReportRoutingRequest(_message.Message):
-    __slots__ = ("ordinal", "job_id", "step", "sequence_id", "num_rows", "counts", "first_policy_version", "last_policy_version", "epoch")
+    __slots__ = ("ordinal", "job_id", "sequences")
     ORDINAL_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    ordinal: int
+    job_id: str
+    sequences: _containers.RepeatedCompositeFieldContainer[SequenceRouting]
+    def __init__(self, ordinal: _Optional[int] = ..., job_id: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[SequenceRouting, _Mapping]]] = ...) -> None: ...
+
+class SequenceRouting(_message.Message):
+    __slots__ = ("step", "sequence_id", "num_rows", "counts", "first_policy_version", "last_policy_version", "epoch")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -17,8 +25,6 @@ class ReportRoutingRequest(_message.Message):
     FIRST_POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     LAST_POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
-    ordinal: int
-    job_id: str
     step: int
     sequence_id: str
     num_rows: int
@@ -26,7 +32,7 @@ class ReportRoutingRequest(_message.Message):
     first_policy_version: int
     last_policy_version: int
     epoch: int
-    def __init__(self, ordinal: _Optional[int] = ..., job_id: _Optional[str] = ..., step: _Optional[int] = ..., sequence_id: _Optional[str] = ..., num_rows: _Optional[int] = ..., counts: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., first_policy_version: _Optional[int] = ..., last_policy_version: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., sequence_id: _Optional[str] = ..., num_rows: _Optional[int] = ..., counts: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., first_policy_version: _Optional[int] = ..., last_policy_version: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ReportRoutingResponse(_message.Message):
     __slots__ = ("answered_through", "refused", "credit_through", "epoch")

@@ -47,8 +47,6 @@ def check_name(step: int | None, sequence_id: str, policy_versions: tuple[int, i
 
 
 def encode_sequence(
-    ordinal: int,
-    job_id: str,
     step: int | None,
     sequence_id: str,
     num_rows: int,
@@ -56,12 +54,10 @@ def encode_sequence(
     policy_versions: tuple[int, int] | None = None,
     *,
     epoch: int = 0,
-) -> routing_pb2.ReportRoutingRequest:
+) -> routing_pb2.SequenceRouting:
     """Build the message of one sequence, whose counts come in the narrowest unsigned dtype that holds them."""
     first, last = policy_versions or (None, None)
-    return routing_pb2.ReportRoutingRequest(
-        ordinal=ordinal,
-        job_id=job_id,
+    return routing_pb2.SequenceRouting(
         step=step,
         sequence_id=sequence_id,
         num_rows=num_rows,
@@ -72,12 +68,12 @@ def encode_sequence(
     )
 
 
-def step_of(request: routing_pb2.ReportRoutingRequest) -> int | None:
+def step_of(sequence: routing_pb2.SequenceRouting) -> int | None:
     """Return the step that trains on a sequence; None if its report does not know it."""
-    return request.step if request.HasField("step") else None
+    return sequence.step if sequence.HasField("step") else None
 
 
-def decode_counts(request: routing_pb2.ReportRoutingRequest, model: Model) -> NDArray[np.unsignedinteger]:
+def decode_counts(sequence: routing_pb2.SequenceRouting, model: Model) -> NDArray[np.unsignedinteger]:
     """Read the counts `[L, E]` of one sequence of a job with `model`, in the narrowest dtype that holds them.
 
     Counts that came in that dtype, as those of `RolloutReporter` do, are not copied, and the result is read-only.
@@ -86,32 +82,31 @@ def decode_counts(request: routing_pb2.ReportRoutingRequest, model: Model) -> ND
         InvalidInput: the name or length of the sequence is out of range; the array is malformed, not of the model's
             shape; or a layer does not count every row `top_k` times.
     """
-    check_name(step_of(request), request.sequence_id)
-    if request.num_rows > MAX_NUM_ROWS:
-        raise InvalidInput.of("num_rows", expected=f"at most {MAX_NUM_ROWS}", got=request.num_rows)
+    check_name(step_of(sequence), sequence.sequence_id)
+    if sequence.num_rows > MAX_NUM_ROWS:
+        raise InvalidInput.of("num_rows", expected=f"at most {MAX_NUM_ROWS}", got=sequence.num_rows)
     counts_LE: NDArray[np.unsignedinteger] = array.decode(
-        request.counts, "counts", kinds="u", shape=(model.num_layers, model.num_experts)
+        sequence.counts, "counts", kinds="u", shape=(model.num_layers, model.num_experts)
     )
-    total_L = counts_LE.sum(axis=1, dtype=np.int64)
-    wrong_L = np.flatnonzero(total_L != request.num_rows * model.top_k)
-    if len(wrong_L):
-        layer = int(wrong_L[0])
-        raise InvalidInput.of(
-            f"counts[{layer}]",
-            expected=f"a sum of {request.num_rows * model.top_k} ({request.num_rows} rows x top {model.top_k})",
-            got=int(total_L[layer]),
-        )
+    totals, expected = counts_LE.sum(axis=1, dtype=np.int64).tolist(), sequence.num_rows * model.top_k
+    for layer, total in enumerate(totals):
+        if total != expected:
+            raise InvalidInput.of(
+                f"counts[{layer}]",
+                expected=f"a sum of {expected} ({sequence.num_rows} rows x top {model.top_k})",
+                got=total,
+            )
     return narrow_counts(counts_LE)
 
 
-def decode_policies(request: routing_pb2.ReportRoutingRequest) -> str:
+def decode_policies(sequence: routing_pb2.SequenceRouting) -> str:
     """Read the versions of the policy that generated a sequence, as `<first>-<last>`; empty if unknown.
 
     Raises:
         InvalidInput: one version comes without the other, or the last is below the first.
     """
-    has_first, has_last = request.HasField("first_policy_version"), request.HasField("last_policy_version")
-    first, last = request.first_policy_version, request.last_policy_version
+    has_first, has_last = sequence.HasField("first_policy_version"), sequence.HasField("last_policy_version")
+    first, last = sequence.first_policy_version, sequence.last_policy_version
     if has_first != has_last or first > last:
         raise InvalidInput.of(
             "policy_version",

@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -17,10 +18,12 @@ from relibra.errors import RelibraError
 from relibra.planning.load import narrow_counts
 from relibra.routing.counts import count_routed_experts
 
-_Request = TypeVar("_Request")
+_Encoded = TypeVar("_Encoded")
 logger = logging.getLogger(__name__)
 
 _NO_STEP = -1
+_REQUEST_SIZE_BYTES = 128 << 10
+"""The planner works on larger messages one at a time. Sequences beside each other cost little more than their bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +93,11 @@ class Outbox:
     sequence also counts and encodes it.
     """
 
-    def __init__(self, *, num_experts: int, limit_size_bytes: int) -> None:
+    def __init__(
+        self, *, num_experts: int, limit_size_bytes: int, request_size_bytes: int = _REQUEST_SIZE_BYTES
+    ) -> None:
         self._num_experts = num_experts
+        self._request_size_bytes = request_size_bytes
         self._limit_size_bytes = limit_size_bytes
         self._changed = threading.Condition()
         self._waiting: deque[RoutedSequence | CountedSequence] = deque()
@@ -142,49 +148,63 @@ class Outbox:
         with self._changed:
             return self._changed.wait_for(lambda: self._is_closed, timeout_s)
 
-    def send(self, encode: Callable[[int, CountedSequence], _Request]) -> Iterator[_Request]:
-        """Open a stream: yield a request for every sequence, until the stream ends or the outbox closes.
+    def send(self, encode: Callable[[CountedSequence], _Encoded]) -> Iterator[tuple[int, list[_Encoded]]]:
+        """Open a stream: yield what its requests hold, until the stream ends or the outbox closes.
+
+        Sequences that wait go together, as many as make a request of `request_size_bytes` or just above.
 
         Args:
-            encode: makes the request from an ordinal and a sequence; a sequence on which it fails is refused, not sent.
+            encode: encodes a sequence; a sequence on which it fails is refused, not sent.
+
+        Yields:
+            The ordinal of the first sequence of a request, and all its sequences.
         """
         # Read here and not in the generator: a stream that breaks before its first request must keep its own number.
         with self._changed:
             return self._send(self._stream, encode)
 
-    def _send(self, stream: int, encode: Callable[[int, CountedSequence], _Request]) -> Iterator[_Request]:
+    def _send(self, stream: int, encode: Callable[[CountedSequence], _Encoded]) -> Iterator[tuple[int, list[_Encoded]]]:
         while True:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._stream != stream or (self._may_send() if self._waiting else self._is_closed)
+                    lambda: self._stream != stream or (self._credit() > 0 if self._waiting else self._is_closed)
                 )
                 if self._stream != stream or not self._waiting:
                     return
-                sequence = self._waiting[0]
                 ordinal = self._answered_through + len(self._sent) + 1
-            try:
-                counted = self._count(sequence)
-                request = encode(ordinal, counted)
-                refusal = None
-            except RelibraError as error:
-                refusal = error
-            except Exception as error:
-                # A fault in one sequence must not stop the others.
-                refusal = RelibraError(f"it cannot be sent: {type(error).__name__}: {error}")
+                sequences = list(islice(self._waiting, self._credit()))
+            encoded: list[_Encoded] = []
+            outcomes: list[CountedSequence | RelibraError] = []
+            size_bytes = 0
+            for sequence in sequences:
+                try:
+                    counted = self._count(sequence)
+                    encoded.append(encode(counted))
+                    outcomes.append(counted)
+                    size_bytes += counted.size_bytes
+                except Exception as error:
+                    # A fault in one sequence must not stop the others.
+                    told = f"it cannot be sent: {type(error).__name__}: {error}"
+                    outcomes.append(error if isinstance(error, RelibraError) else RelibraError(told))
+                if size_bytes >= self._request_size_bytes:
+                    break
             with self._changed:
                 if self._stream != stream:
                     return
-                self._waiting.popleft()
-                self._size_bytes -= sequence.size_bytes
-                if refusal is not None:
-                    self._settle(sequence, refusal)
-                    continue
-                self._sent.append(counted)
-                self._size_bytes += counted.size_bytes
-            yield request
+                for outcome in outcomes:
+                    sequence = self._waiting.popleft()
+                    self._size_bytes -= sequence.size_bytes
+                    if isinstance(outcome, RelibraError):
+                        self._settle(sequence, outcome)
+                    else:
+                        self._sent.append(outcome)
+                        self._size_bytes += outcome.size_bytes
+            if encoded:
+                yield ordinal, encoded
 
-    def _may_send(self) -> bool:
-        return self._answered_through + len(self._sent) < self._credit_through
+    def _credit(self) -> int:
+        """Return how many sequences may be sent now."""
+        return self._credit_through - self._answered_through - len(self._sent)
 
     def grant(self, credit_through: int) -> None:
         """Let the open stream send up to ordinal `credit_through`."""

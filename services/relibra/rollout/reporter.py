@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from relibra.errors import ERRORS, InvalidInput, LimitExceeded, RelibraError, StaleEpoch, TooManyCalls, Unavailable
 from relibra.planning.load import narrow_counts
 from relibra.rollout.outbox import CountedSequence, Outbox, Refused, RoutedSequence
+from relibra.v1 import routing_pb2
 from relibra.wire.channel import open_channel
 from relibra.wire.credentials import Credentials
 from relibra.wire.launch import this_launch
@@ -335,7 +336,11 @@ class RolloutReporter:
             assert channel is not None
             try:
                 self._join(channel)
-                for response in open_stream(channel, self._outbox.send(self._encode), self._job_id, self._epoch):
+                requests = (
+                    routing_pb2.ReportRoutingRequest(ordinal=ordinal, job_id=self._job_id, sequences=sequences)
+                    for ordinal, sequences in self._outbox.send(self._encode)
+                )
+                for response in open_stream(channel, requests, self._job_id, self._epoch):
                     self._outbox.answer(
                         response.answered_through,
                         {
@@ -368,14 +373,12 @@ class RolloutReporter:
             self._over = None
             self.follow(epoch)
 
-    def _encode(self, ordinal: int, sequence: CountedSequence) -> Any:
+    def _encode(self, sequence: CountedSequence) -> routing_pb2.SequenceRouting:
         epoch = sequence.epoch or self._epoch
         if not epoch:
             assert self._over is not None
             raise type(self._over)(str(self._over))
         return encode_sequence(
-            ordinal,
-            self._job_id,
             sequence.step,
             sequence.sequence_id,
             sequence.num_rows,

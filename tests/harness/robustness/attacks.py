@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from harness.reports import report_one
 from harness.robustness.raw_http2 import RawConnection
 from harness.services import CLUSTER, MODEL, PARAMS, count, routed_experts
 from relibra.planning import Cluster, CostModel, ExecutionReport, Model, Phase, PlanParams, Schedule
@@ -22,7 +23,7 @@ from relibra.wire import messages
 from relibra.wire.channel import MAX_PART_SIZE_BYTES, open_channel
 from relibra.wire.client import PlannerClient
 from relibra.wire.credentials import Credentials
-from relibra.wire.routing import encode_sequence, open_stream
+from relibra.wire.routing import open_stream
 
 JOB_ID = "attacker"
 FETCH_PLAN = "/relibra.v1.PlanService/FetchPlan"
@@ -113,8 +114,8 @@ def halves_of_messages(target: Target, num_calls: int = 24) -> Iterator[str]:
 def shapes_of_many_extents(target: Target, num_extents: int = LONGEST_SHAPE) -> Iterator[str]:
     """Report sequences whose counts claim millions of extents, each on a stream of its own."""
     epoch = _register(target)
-    request = encode_sequence(1, JOB_ID, 1, "seq", 6, count(routed_experts(0, 6)), epoch=epoch)
-    request.counts.shape.extend([1] * num_extents)
+    request = report_one(1, JOB_ID, 1, "seq", 6, count(routed_experts(0, 6)), epoch=epoch)
+    request.sequences[0].counts.shape.extend([1] * num_extents)
     with open_channel(target.address, target.credentials) as channel:
         while True:
             yield _answer_of_stream(channel, request)
@@ -126,7 +127,7 @@ def job_ids_of_megabytes(target: Target, size_bytes: int = 50 << 20) -> Iterator
     with open_channel(target.address, target.credentials) as channel:
         for number in itertools.count():
             job_id = f"{number:08}" * (size_bytes // 8)
-            yield _answer_of_stream(channel, encode_sequence(1, job_id, 1, "seq", 6, counts_LE, epoch=1))
+            yield _answer_of_stream(channel, report_one(1, job_id, 1, "seq", 6, counts_LE, epoch=1))
 
 
 def steps_of_many_points(target: Target, num_points: int = 256) -> Iterator[str]:
@@ -145,8 +146,7 @@ def steps_of_many_points(target: Target, num_points: int = 256) -> Iterator[str]
         while True:
             step += 1
             requests = [
-                encode_sequence(1 + index, JOB_ID, step, name, 8, counts_LE, epoch=epoch)
-                for index, name in enumerate(ids)
+                report_one(1 + index, JOB_ID, step, name, 8, counts_LE, epoch=epoch) for index, name in enumerate(ids)
             ]
             _report(channel, requests)
             client.submit_schedule(JOB_ID, step, ids, schedule)
@@ -165,7 +165,7 @@ def schedules_of_tiny_sequences(target: Target, num_sequences: int = 1 << 18) ->
             names = enumerate(ids[start : start + 512], start=1)
             _report(
                 channel,
-                [encode_sequence(ordinal, JOB_ID, 1, name, 1, counts_LE, epoch=epoch) for ordinal, name in names],
+                [report_one(ordinal, JOB_ID, 1, name, 1, counts_LE, epoch=epoch) for ordinal, name in names],
             )
         request = _schedule_request(1, ids, epoch)
         yield from _many_at_once(lambda _: _submit(channel, request))
@@ -189,7 +189,7 @@ def fetches_that_wait(target: Target, num_calls: int = 4096) -> Iterator[str]:
     """Wait for a step that never comes, in many calls."""
     epoch = _register(target)
     with open_channel(target.address, target.credentials) as channel:  # so that they wait for the schedule
-        _report(channel, [encode_sequence(1, JOB_ID, 9, "seq", 1, count(routed_experts(0, 1)), epoch=epoch)])
+        _report(channel, [report_one(1, JOB_ID, 9, "seq", 1, count(routed_experts(0, 1)), epoch=epoch)])
     request = plan_pb2.FetchPlanRequest(job_id=JOB_ID, step=9, wait_ms=60_000, epoch=epoch)
     with contextlib.ExitStack() as stack:
         stubs = [

@@ -10,8 +10,8 @@ from relibra.v1 import execution_pb2, plan_pb2, routing_pb2
 
 REPORT, SUBMIT = routing_pb2.ReportRoutingRequest, plan_pb2.SubmitScheduleRequest
 EXECUTION = execution_pb2.ReportExecutionRequest
-SHAPE_1 = bytes((6 << 3 | 2, 2, 2 << 3, 1))
-"""A field `counts` whose array has one extent."""
+SHAPE_1 = bytes((3 << 3 | 2, 4, 4 << 3 | 2, 2, 2 << 3, 1))
+"""A sequence with counts whose array has one extent."""
 
 
 def test_S6_an_account_works_on_one_large_message_at_a_time() -> None:
@@ -49,8 +49,8 @@ def test_S6_the_event_loop_goes_on_while_a_large_message_is_in_work() -> None:
 
 
 def shape(num_extents: int) -> bytes:
-    report = REPORT(job_id="job", sequence_id="seq")
-    report.counts.shape.extend([1] * num_extents)
+    report = REPORT(job_id="job", sequences=[routing_pb2.SequenceRouting(sequence_id="seq")])
+    report.sequences[0].counts.shape.extend([1] * num_extents)
     return report.SerializeToString()
 
 
@@ -58,7 +58,7 @@ def shape(num_extents: int) -> bytes:
     ("data", "message", "name"),
     [
         (shape(5000), REPORT, "Array.shape"),
-        (SHAPE_1 * 5000, REPORT, "ReportRoutingRequest.counts|Array.shape"),
+        (SHAPE_1 * 4600, REPORT, r"ReportRoutingRequest\.sequences|SequenceRouting\.counts|Array.shape"),
         (bytes((15 << 3, 1)) * 5000, REPORT, "unknown fields"),
         (EXECUTION(causes=[1] * 5000).SerializeToString(), EXECUTION, r"ReportExecutionRequest\.causes"),
         (SUBMIT(schedule=plan_pb2.Schedule(sequence_ids=["s"] * 5000)).SerializeToString(), SUBMIT, "sequence_ids"),

@@ -16,6 +16,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from harness.certificates import Authority
+from harness.reports import report_one
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, count, eventually, routed_experts
 from relibra.errors import Forbidden, LimitExceeded, RelibraError, Unauthenticated, Unavailable, UnknownJob
 from relibra.planning import Schedule
@@ -24,7 +25,7 @@ from relibra.store import ALL_JOBS, EmbeddedRedis, Role, Store
 from relibra.wire.channel import open_channel
 from relibra.wire.client import PlannerClient
 from relibra.wire.credentials import Credentials
-from relibra.wire.routing import encode_sequence, open_stream
+from relibra.wire.routing import open_stream
 from relibra.wire.status import from_rpc_error
 
 pytestmark = pytest.mark.integration
@@ -221,7 +222,7 @@ def test_S6_streams_that_are_open_end_when_their_token_is_revoked(token_planner:
 
         def report_for_ever() -> None:
             for ordinal in itertools.count(1):
-                reports.put(encode_sequence(ordinal, "ours", 1, "seq", 5, count(routed_experts(0, 5)), epoch=epoch))
+                reports.put(report_one(ordinal, "ours", 1, "seq", 5, count(routed_experts(0, 5)), epoch=epoch))
                 next(stream)
 
         with pytest.raises(grpc.RpcError) as caught:

@@ -8,6 +8,7 @@ import grpc
 import numpy as np
 import pytest
 
+from harness.reports import report_one
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, count, routed_experts
 from relibra.errors import InvalidInput, LimitExceeded, NotFound, Unavailable
 from relibra.planner.limits.admission import Admission
@@ -23,7 +24,7 @@ from relibra.v1 import routing_pb2
 from relibra.wire import array
 from relibra.wire.channel import open_channel
 from relibra.wire.client import PlannerClient
-from relibra.wire.routing import encode_sequence, open_stream
+from relibra.wire.routing import open_stream
 from relibra.wire.status import from_rpc_error
 
 COUNTS_LE = count(routed_experts(0, 10))
@@ -43,16 +44,16 @@ def epoch(client: PlannerClient, job_id: str) -> int:
 
 
 def good(ordinal: int, job_id: str, name: str = "seq", step: int = 1, epoch: int = 0) -> Request:
-    return encode_sequence(ordinal, job_id, step, name, 10, COUNTS_LE, epoch=epoch)
+    return report_one(ordinal, job_id, step, name, 10, COUNTS_LE, epoch=epoch)
 
 
 def bad(ordinal: int, job_id: str, **change: object) -> Request:
     request = good(ordinal, job_id, f"bad-{ordinal}")
     for field, value in change.items():
         if isinstance(value, np.ndarray):
-            request.counts.CopyFrom(array.encode(value))
+            request.sequences[0].counts.CopyFrom(array.encode(value))
         else:
-            setattr(request, field, value)
+            setattr(request.sequences[0], field, value)
     return request
 
 
@@ -61,7 +62,8 @@ def answers(channel: grpc.Channel, requests: list[Request], epoch: int) -> dict[
     refused: dict[int, tuple[str, str]] = {}
     answered_through = 0
     for request in requests:
-        request.epoch = epoch
+        for sequence in request.sequences:
+            sequence.epoch = epoch
     stream = open_stream(channel, iter(requests))
     first = next(stream)
     assert (first.answered_through, first.credit_through) == (0, CREDIT_SEQUENCES)
@@ -70,7 +72,7 @@ def answers(channel: grpc.Channel, requests: list[Request], epoch: int) -> dict[
         assert response.credit_through == response.answered_through + CREDIT_SEQUENCES
         answered_through = response.answered_through
         refused |= {each.ordinal: (each.error, each.message) for each in response.refused}
-    assert answered_through == len(requests)
+    assert answered_through == sum(len(request.sequences) for request in requests)
     return refused
 
 
@@ -122,17 +124,40 @@ def test_bad_sequences_are_refused_by_name_and_the_stream_goes_on(
     client.submit_schedule(job_id, 1, ["first", "last"], Schedule.round_robin(2, 1, CLUSTER))
 
 
+def test_sequences_of_one_message_are_kept_and_refused_each_for_itself(
+    channel: grpc.Channel, epoch: int, client: PlannerClient, job_id: str
+) -> None:
+    together = good(1, job_id, "a")
+    for other in (bad(2, job_id, num_rows=11), good(3, job_id, "c", step=2), bad(4, job_id, step=2**60)):
+        together.sequences.extend(other.sequences)
+    stream = [together, good(5, job_id, "e"), bad(6, job_id, sequence_id="")]
+    assert {ordinal: error for ordinal, (error, _) in answers(channel, stream, epoch).items()} == {
+        2: "InvalidInput",
+        4: "InvalidInput",
+        6: "InvalidInput",
+    }
+    client.submit_schedule(job_id, 1, ["a", "e"], Schedule.round_robin(2, 1, CLUSTER))
+    client.submit_schedule(job_id, 2, ["c"], Schedule.round_robin(1, 1, CLUSTER))
+
+
+def test_S7_a_message_without_sequences_ends_the_stream(channel: grpc.Channel, epoch: int, job_id: str) -> None:
+    """It would use up no credit, and cost the planner as much as one that does."""
+    with pytest.raises(grpc.RpcError) as caught:
+        answers(channel, [Request(ordinal=1, job_id=job_id)], epoch)
+    assert "sequences: expected at least one, got none" in str(from_rpc_error(caught.value))
+
+
 def test_the_same_content_is_acknowledged_again_and_other_content_refused(
     channel: grpc.Channel, epoch: int, job_id: str
 ) -> None:
-    other = encode_sequence(3, job_id, 1, "seq", 9, count(routed_experts(1, 9)))
+    other = report_one(3, job_id, 1, "seq", 9, count(routed_experts(1, 9)))
     refused = answers(channel, [good(1, job_id), good(2, job_id), other, good(4, job_id)], epoch)
     assert list(refused) == [3]
     assert refused[3][0] == "Conflict"
     assert answers(channel, [good(1, job_id)], epoch) == {}
-    wide = encode_sequence(1, job_id, 1, "seq", 10, COUNTS_LE.astype(np.uint32))
-    narrow = encode_sequence(2, job_id, 1, "seq", 10, COUNTS_LE.astype(np.min_scalar_type(COUNTS_LE.max())))
-    assert wide.counts.dtype != narrow.counts.dtype
+    wide = report_one(1, job_id, 1, "seq", 10, COUNTS_LE.astype(np.uint32))
+    narrow = report_one(2, job_id, 1, "seq", 10, COUNTS_LE.astype(np.min_scalar_type(COUNTS_LE.max())))
+    assert wide.sequences[0].counts.dtype != narrow.sequences[0].counts.dtype
     assert answers(channel, [wide, narrow], epoch) == {}
 
 
@@ -149,7 +174,7 @@ def test_S7_a_job_beyond_its_quota_waits_on_every_new_stream_whatever_it_sends(
         yield request_
 
     async def scenario() -> None:
-        request_.epoch = (await store.register_job("job", MODEL, CLUSTER, PARAMS)).epoch
+        request_.sequences[0].epoch = (await store.register_job("job", MODEL, CLUSTER, PARAMS)).epoch
         answers = aiter(service.ReportRouting(requests(), SimpleNamespace(invocation_metadata=tuple)))
         assert (await anext(answers)).answered_through == 0
         answer = asyncio.ensure_future(anext(answers))
@@ -213,7 +238,7 @@ def test_S6_a_batch_of_refused_sequences_reads_the_attempts_of_its_job_a_few_tim
     monkeypatch.setattr(store, "list_attempts", counted)
 
     def named(ordinal: int, epoch: int) -> Request:
-        return encode_sequence(ordinal, "job", 1, f"seq-{ordinal}", 10, COUNTS_LE, epoch=epoch)
+        return report_one(ordinal, "job", 1, f"seq-{ordinal}", 10, COUNTS_LE, epoch=epoch)
 
     batch = [*(named(ordinal, first.epoch) for ordinal in range(1, 129)), named(129, second.epoch)]
     refused = run(service._keep(batch, {"job": second}))
@@ -226,12 +251,12 @@ def test_S4_a_sequence_that_names_no_attempt_is_refused_and_does_not_keep_the_ri
     channel: grpc.Channel, client: PlannerClient, job_id: str
 ) -> None:
     """A worker that an older launch left over would otherwise report first, and the right counts be in conflict."""
-    left_over = encode_sequence(1, job_id, 1, "seq", 10, COUNTS_LE, epoch=0)
+    left_over = report_one(1, job_id, 1, "seq", 10, COUNTS_LE, epoch=0)
     (refusal,) = [refusal for answer in open_stream(channel, iter([left_over])) for refusal in answer.refused]
     assert refusal.error == "InvalidInput"
     assert refusal.message.startswith("epoch: expected the attempt of the caller")
     other_LE = count(routed_experts(7, 10))
-    right = encode_sequence(1, job_id, 1, "seq", 10, other_LE, epoch=client.join_attempt(job_id))
+    right = report_one(1, job_id, 1, "seq", 10, other_LE, epoch=client.join_attempt(job_id))
     answers = list(open_stream(channel, iter([right])))
     assert answers[-1].answered_through == 1
     assert not any(answer.refused for answer in answers)
@@ -247,7 +272,7 @@ def test_sequences_are_not_refused_because_redis_is_away_for_a_moment(
         raise Unavailable("Redis is away")
 
     monkeypatch.setattr(store, "list_attempts", away)
-    request = encode_sequence(1, "job", 1, "seq", 10, COUNTS_LE, epoch=job.epoch - 1)
+    request = report_one(1, "job", 1, "seq", 10, COUNTS_LE, epoch=job.epoch - 1)
     with pytest.raises(Unavailable):
         run(service._keep([request], {"job": job}))
 

@@ -94,10 +94,8 @@ def test_a_draft_balances_nodes_nearly_as_well(random_problem, seed):
     )
     whole_LE, draft_LE = _reorder(problem)[0], _reorder(problem, is_draft=True)[0]
     check_placement(draft_LE, problem.model, problem.cluster)
-    identity_LE = problem.cluster.identity_placement(problem.model)
-    whole, draft, before = (
-        home_loads(problem.load_MLE, each_LE // 2, 2).max(axis=-1).sum() for each_LE in (whole_LE, draft_LE, identity_LE)
-    )
+    placements = (whole_LE, draft_LE, problem.cluster.identity_placement(problem.model))
+    whole, draft, before = (home_loads(problem.load_MLE, home_LE // 2, 2).max(axis=-1).sum() for home_LE in placements)
     ideal = problem.load_MLE.sum() / 2
     assert draft - ideal < 0.2 * (before - ideal)
     assert draft < 1.005 * whole

@@ -2,23 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Generic, Protocol, TypeVar
+
+from relibra.v1.routing_pb2 import ReportRoutingRequest
 
 
-class _Sized(Protocol):
-    def ByteSize(self) -> int: ...
-
-
-_Request = TypeVar("_Request", bound=_Sized)
-
-
-class ReadAhead(Generic[_Request]):
+class ReadAhead:
     """A buffer of at most `limit_size_bytes` plus one request; when it is full, flow control stops the sender."""
 
-    def __init__(self, requests: AsyncIterator[_Request], *, limit_size_bytes: int) -> None:
+    def __init__(self, requests: AsyncIterator[ReportRoutingRequest], *, limit_size_bytes: int) -> None:
         self._requests = requests
         self._limit_size_bytes = limit_size_bytes
-        self._waiting: list[_Request] = []
+        self._waiting: list[ReportRoutingRequest] = []
         self._size_bytes = 0
         self._has_ended = False
         self._news = asyncio.Event()
@@ -39,7 +33,7 @@ class ReadAhead(Generic[_Request]):
         finally:
             self.end()
 
-    async def take(self) -> list[_Request]:
+    async def take(self) -> list[ReportRoutingRequest]:
         """Wait for requests and return all that are there; return an empty list after the last one."""
         await self._news.wait()
         taken, self._waiting = self._waiting, []

@@ -45,7 +45,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         self._admission = admission
         self._metrics = metrics
         self._refusals = RefusalLog(logger)
-        self._streams: set[ReadAhead[routing_pb2.ReportRoutingRequest]] = set()
+        self._streams: set[ReadAhead] = set()
         self._draining = asyncio.Event()
         self._attempts: SingleFlight[list[Attempt]] = SingleFlight(_MAX_JOBS, fresh_s=_LOOK_INTERVAL_S)
 
@@ -67,13 +67,14 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         answered_through, named = 0, 0
         # The values of the newest request; before the first request, those for which the stream was opened.
         job_id, epoch = attempt_of_stream(context.invocation_metadata())
-        taking = asyncio.ensure_future(stream.take())
         try:
             with self._metrics.streams.track_inprogress():
                 yield routing_pb2.ReportRoutingResponse(credit_through=CREDIT_SEQUENCES)
                 while True:
-                    await asyncio.wait({taking}, timeout=_LOOK_INTERVAL_S)
-                    if not taking.done():
+                    try:
+                        async with asyncio.timeout(_LOOK_INTERVAL_S):
+                            batch = await stream.take()
+                    except TimeoutError:
                         if (later := await self._epoch_after(job_id, epoch)) > named:
                             # A worker learns that its launch goes on in another attempt before it reports for it.
                             named = later
@@ -83,17 +84,17 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
                                 epoch=named,
                             )
                         continue
-                    if not (batch := taking.result()):
+                    if not batch:
                         break
-                    _check_ordinals(batch, answered_through)
+                    last = _check_ordinals(batch, answered_through)
                     if pause_s := self._pause_s(batch):
                         # Before the batch is kept, so that a sender that opens a stream for every batch waits too.
                         # Further requests stay in the stream, whose flow control stops the sender.
                         await wait_until_set(self._draining, pause_s)
                     jobs = await self._store.get_jobs({request.job_id for request in batch})
                     refused = await self._keep(batch, jobs)
-                    answered_through += len(batch)
-                    job_id, epoch = batch[-1].job_id, batch[-1].epoch
+                    answered_through = last
+                    job_id, epoch = batch[-1].job_id, batch[-1].sequences[-1].epoch
                     named = await self._epoch_after(job_id, epoch)
                     yield routing_pb2.ReportRoutingResponse(
                         answered_through=answered_through,
@@ -101,14 +102,12 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
                         credit_through=answered_through + CREDIT_SEQUENCES,
                         epoch=named,
                     )
-                    taking = asyncio.ensure_future(stream.take())
             if self._draining.is_set():
                 raise ShuttingDown("the planner is shutting down; report the rest to another planner")
             await reader
         finally:
             self._streams.discard(stream)
             reader.cancel()
-            taking.cancel()
 
     async def _epoch_after(self, job_id: str, epoch: int) -> int:
         """Return the newest attempt of the launch that began `epoch`, at most a second old; 0 if that is not known."""
@@ -137,82 +136,86 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         self, batch: list[routing_pb2.ReportRoutingRequest], jobs: dict[str, JobRecord]
     ) -> list[routing_pb2.Refusal]:
         """Keep the valid sequences of a batch; return the refusals of the others."""
-        refused: list[routing_pb2.Refusal] = []
-        accepted: list[routing_pb2.ReportRoutingRequest] = []
-        sequences: list[SequenceCounts] = []
-        errors: dict[tuple[str, int | None], RelibraError] = {}
+        named = [
+            (request.job_id, ordinal, sequence)
+            for request in batch
+            for ordinal, sequence in enumerate(request.sequences, start=request.ordinal)
+        ]
+        sequences: dict[int, SequenceCounts] = {}
+        errors: dict[int, RelibraError] = {}
         # A worker with a full buffer sends thousands of sequences of an attempt that is over, all with the same names.
         attempt_errors: dict[tuple[str, int], RelibraError | None] = {}
-        for request in batch:
-            job = jobs.get(request.job_id)
-            attempt = (request.job_id, request.epoch)
+        for job_id, ordinal, sequence in named:
+            job, attempt = jobs.get(job_id), (job_id, sequence.epoch)
             if attempt not in attempt_errors:
-                attempt_errors[attempt] = await self._attempt_error(request, job)
+                attempt_errors[attempt] = await self._attempt_error(*attempt, job)
             if (stale := attempt_errors[attempt]) is not None:
-                refused.append(self._refusal(request, stale))
-                errors[request.job_id, step_of(request)] = stale
+                errors[ordinal] = stale
                 continue
             try:
-                sequences.append(self._decode(request, job))
-                accepted.append(request)
+                sequences[ordinal] = self._decode(job_id, sequence, job)
             except RelibraError as error:
-                refused.append(self._refusal(request, error))
-                errors[request.job_id, step_of(request)] = error
-        outcomes = await self._store.put_counts(sequences, self._admission.store_limits)
-        for request, outcome in zip(accepted, outcomes, strict=True):
-            if outcome is not None:
-                refused.append(self._refusal(request, outcome))
-                errors[request.job_id, step_of(request)] = outcome
-        for (job_id, step), why in errors.items():
+                errors[ordinal] = error
+        outcomes = await self._store.put_counts(list(sequences.values()), self._admission.store_limits)
+        errors |= {each: error for each, error in zip(sequences, outcomes, strict=True) if error is not None}
+        wrong = [(*each, errors[each[1]]) for each in named if each[1] in errors]
+        refused = [self._refusal(*each) for each in wrong]
+        for (job_id, step), why in {(job_id, step_of(sequence)): why for job_id, _, sequence, why in wrong}.items():
             if job_id in jobs and not isinstance(why, StaleEpoch):
                 await self._store.note_refusal(jobs[job_id], Refused.SEQUENCES, step or 0, why)
         self._metrics.sequences.labels("refused").inc(len(refused))
         for name, number in Counter(refusal.error for refusal in refused).items():
             self._metrics.refused_sequences.labels(name).inc(number)
-        self._metrics.sequences.labels("kept").inc(len(batch) - len(refused))
-        return sorted(refused, key=lambda refusal: refusal.ordinal)
+        self._metrics.sequences.labels("kept").inc(len(named) - len(refused))
+        return refused
 
-    def _refusal(self, request: routing_pb2.ReportRoutingRequest, error: RelibraError) -> routing_pb2.Refusal:
+    def _refusal(
+        self, job_id: str, ordinal: int, sequence: routing_pb2.SequenceRouting, error: RelibraError
+    ) -> routing_pb2.Refusal:
         name = type(error).__name__
         if isinstance(error, LimitExceeded):
             self._metrics.limited.labels(error.limit or "other").inc()
-        text = f"sequence {request.sequence_id[:80]!r} of job {request.job_id!r} refused: {one_line(error)}"
-        self._refusals.note(name, request.job_id, text)
-        return routing_pb2.Refusal(ordinal=request.ordinal, error=name, message=str(error)[:MAX_REFUSAL_LENGTH])
+        text = f"sequence {sequence.sequence_id[:80]!r} of job {job_id!r} refused: {one_line(error)}"
+        self._refusals.note(name, job_id, text)
+        return routing_pb2.Refusal(ordinal=ordinal, error=name, message=str(error)[:MAX_REFUSAL_LENGTH])
 
-    async def _attempt_error(
-        self, request: routing_pb2.ReportRoutingRequest, job: JobRecord | None
-    ) -> RelibraError | None:
+    async def _attempt_error(self, job_id: str, epoch: int, job: JobRecord | None) -> RelibraError | None:
         """Return why the attempt that a sequence names is refused; None if it is the current one.
 
         Raises:
             Unavailable: Redis did not answer, and the sender sends all of the batch again.
         """
-        if job is None or request.epoch == job.epoch:
+        if job is None or epoch == job.epoch:
             return None
         try:
-            return await self._store.over(job.job_id, check_epoch(request.epoch))
+            return await self._store.over(job_id, check_epoch(epoch))
         except InvalidInput as error:
             return error
 
-    def _decode(self, request: routing_pb2.ReportRoutingRequest, job: JobRecord | None) -> SequenceCounts:
+    def _decode(self, job_id: str, sequence: routing_pb2.SequenceRouting, job: JobRecord | None) -> SequenceCounts:
         if job is None:
-            raise UnknownJob(f"job {request.job_id[:80]!r} is not registered; register it first")
+            raise UnknownJob(f"job {job_id[:80]!r} is not registered; register it first")
         return SequenceCounts(
             job_id=job.job_id,
             epoch=job.epoch,
-            step=None if (step := step_of(request)) is None else self._admission.check_step(step),
-            sequence_id=request.sequence_id,
-            counts_LE=decode_counts(request, job.model),
-            policies=decode_policies(request),
+            step=None if (step := step_of(sequence)) is None else self._admission.check_step(step),
+            sequence_id=sequence.sequence_id,
+            counts_LE=decode_counts(sequence, job.model),
+            policies=decode_policies(sequence),
         )
 
 
-def _check_ordinals(batch: list[routing_pb2.ReportRoutingRequest], answered_through: int) -> None:
-    for ordinal, request in enumerate(batch, start=answered_through + 1):
-        if request.ordinal != ordinal:
-            raise InvalidInput.of("ordinal", expected=str(ordinal), got=request.ordinal)
-    if len(batch) > CREDIT_SEQUENCES:
+def _check_ordinals(batch: list[routing_pb2.ReportRoutingRequest], answered_through: int) -> int:
+    """Return the ordinal of the last sequence of a batch."""
+    last = answered_through
+    for request in batch:
+        if request.ordinal != last + 1:
+            raise InvalidInput.of("ordinal", expected=str(last + 1), got=request.ordinal)
+        if not request.sequences:
+            raise InvalidInput.of("sequences", expected="at least one", got="none")
+        last += len(request.sequences)
+    if last - answered_through > CREDIT_SEQUENCES:
         raise LimitExceeded(
-            f"{len(batch)} sequences came at once, but the credit was {CREDIT_SEQUENCES}", limit="credit"
+            f"{last - answered_through} sequences came at once, but the credit was {CREDIT_SEQUENCES}", limit="credit"
         )
+    return last
