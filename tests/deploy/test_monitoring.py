@@ -19,6 +19,7 @@ from harness.watched_job import WatchedJob
 from relibra.status import create_app
 from relibra.status.settings import StatusSettings
 from relibra.store import Store
+from relibra.store.tokens import Role
 
 _REPOSITORY = Path(__file__).parents[2]
 _DEPLOY = _REPOSITORY / "deploy"
@@ -85,6 +86,7 @@ def exposed(store: Store, run, redis_url: str, tmp_path: Path) -> tuple[set[str]
     async def fill() -> None:
         await job.register()
         await job.report(1, await job.plan(1))
+        await store.create_token("job", Role.TRAINER, lifetime_s=3600)
 
     run(fill())
     app = create_app(Store.open(redis_url), StatusSettings(redis_url=redis_url))

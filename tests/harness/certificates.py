@@ -27,7 +27,7 @@ class Authority:
         self.file = folder / f"{name}.pem"
         self.file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str, *, spiffe_id: str | None = None, days: int = 1) -> tuple[Path, Path]:
+    def issue(self, name: str, *, spiffe_id: str | None = None, days: float = 1) -> tuple[Path, Path]:
         """Return the files of a new certificate and its key; with negative `days` the certificate has expired."""
         key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(_LOOPBACK)]
@@ -47,7 +47,7 @@ class Authority:
         )
         return cert_file, key_file
 
-    def _builder(self, name: x509.Name, key: ec.EllipticCurvePrivateKey, *, days: int) -> x509.CertificateBuilder:
+    def _builder(self, name: x509.Name, key: ec.EllipticCurvePrivateKey, *, days: float) -> x509.CertificateBuilder:
         now = datetime.now(UTC)
         return (
             x509.CertificateBuilder()

@@ -1,6 +1,8 @@
+import asyncio
 import socket
 import urllib.error
 import urllib.request
+from importlib.metadata import version
 
 import pytest
 
@@ -59,6 +61,51 @@ def test_a_planner_whose_event_loop_stands_still_is_neither_alive_nor_ready():
     assert metrics.probe("/livez") == metrics.probe("/readyz") == stands_still
     metrics.beat()
     assert metrics.probe("/livez") == (True, "alive")
+
+
+def _shown(metrics: Metrics) -> set[str]:
+    port = metrics.serve("127.0.0.1", 0)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENT_S) as answer:
+        return set(answer.read().decode().splitlines())
+
+
+def test_S9_a_planner_whose_event_loop_stands_still_does_not_tell_prometheus_that_it_is_ready() -> None:
+    now = 100.0
+    metrics = Metrics(lambda: now)
+    metrics.tell_ready("")
+    assert "relibra_planner_ready 1.0" in _shown(metrics)
+    now += HUNG_AFTER_S + 1
+    assert "relibra_planner_ready 0.0" in _shown(metrics)
+
+
+def test_S9_a_planner_of_which_a_part_died_is_neither_alive_nor_ready(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics()
+    metrics.tell_ready("")
+
+    async def ends() -> None:
+        raise LookupError("a bug")
+
+    async def stays() -> None:
+        await asyncio.Event().wait()
+
+    async def scenario() -> None:
+        staying = metrics.follow(stays())
+        with pytest.raises(LookupError):
+            await metrics.follow(ends())
+        staying.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await staying
+
+    asyncio.run(scenario())
+    is_well, line = metrics.probe("/livez") or (True, "")
+    assert (is_well, line.partition(".<locals>.")[2]) == (False, "ends ended: LookupError: a bug")
+    assert metrics.probe("/readyz") == (is_well, line)
+    assert f"start this planner again: {line}" in caplog.text
+    assert "relibra_planner_ready 0.0" in _shown(metrics)
+
+
+def test_a_planner_tells_its_version() -> None:
+    assert f'relibra_planner_version{{version="{version("relibra")}"}} 1.0' in _shown(Metrics())
 
 
 def test_a_planner_without_redis_is_alive_because_a_restart_brings_no_redis_back():

@@ -48,6 +48,9 @@ def test_metrics_logs_and_settings_of_a_planner_that_planned(redis_url: str, tmp
             'relibra_planner_sequences_total{outcome="kept"} 8.0',
             'relibra_planner_call_seconds_count{method="FetchPlan"} 1.0',
             "relibra_planner_ready 1.0",
+            "relibra_planner_missing_solvers 0.0",
+            "relibra_planner_certificate_renewal_due_timestamp_seconds 0.0",
+            'relibra_planner_refused_total{error="Corrupt",method="FetchPlan"} 0.0',
             "relibra_planner_event_loop_lag_seconds_count",
         ):
             eventually(lambda expected=expected: expected in metrics())

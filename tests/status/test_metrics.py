@@ -2,6 +2,7 @@
 
 import re
 import socket
+import time
 import urllib.request
 from pathlib import Path
 from urllib.error import HTTPError
@@ -19,6 +20,7 @@ from relibra.status.serve import StatusServer
 from relibra.status.settings import StatusSettings
 from relibra.store import Store
 from relibra.store.keys import JobKeys
+from relibra.store.tokens import Role
 
 
 def test_metrics_tell_of_every_job(http: TestClient, job: WatchedJob) -> None:
@@ -57,6 +59,43 @@ def test_a_restart_is_a_change_of_a_metric(http: TestClient, job: WatchedJob, st
     assert value("relibra_job_attempt_began_timestamp_seconds") == newest.began_at
     assert value("relibra_job_heard_timestamp_seconds") == newest.heard_at
     assert value("relibra_steps_planned_total") == 0
+
+
+def test_S9_a_packing_that_gave_up_is_told_of_until_one_packs(
+    http: TestClient, job: WatchedJob, store: Store, run: Loop
+) -> None:
+    def is_told() -> bool:
+        return 'relibra_packing_gave_up{job_id="job"} 1.0' in http.get("/metrics").text.splitlines()
+
+    assert not is_told()
+    run(store.note_packing(job.record, 5, "it took longer than 10 s", is_packed=False))
+    assert is_told()
+    run(store.note_packing(job.record, 6, "packed", is_packed=True))
+    assert not is_told()
+
+
+def test_S9_tokens_that_end_are_told_of_while_they_are_valid(http: TestClient, store: Store, run: Loop) -> None:
+    def due() -> dict[str, float]:
+        pattern = r'^relibra_token_renewal_due_timestamp_seconds\{job_id="job",role="trainer",token_id="(\w+)"\} (\S+)$'
+        return {name: float(at) for name, at in re.findall(pattern, http.get("/metrics").text, re.M)}
+
+    run(store.create_token("job", Role.TRAINER))
+    run(store.create_token("job", Role.TRAINER, lifetime_s=-1))
+    token, _ = run(store.create_token("job", Role.TRAINER, lifetime_s=1000))
+    assert due() == {token.token_id: pytest.approx(token.created_at + 900)}
+    run(store.revoke_token(token.token_id))
+    assert due() == {}
+
+
+def test_S9_a_status_service_with_another_clock_says_so(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offset_s() -> float:
+        (line,) = re.findall(r"^relibra_status_clock_offset_seconds (\S+)$", http.get("/metrics").text, re.M)
+        return float(line)
+
+    assert abs(offset_s()) < 60
+    now = time.time()
+    monkeypatch.setattr("relibra.store.store.time.time", lambda: now - 3600)
+    assert -3660 < offset_s() < -3540
 
 
 def test_the_port_for_prometheus_wants_no_token_and_shows_nothing_else(

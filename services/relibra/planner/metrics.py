@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Literal, get_args
+from collections.abc import Callable, Coroutine, Iterable
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Literal, get_args
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
@@ -15,6 +17,8 @@ from relibra.errors import Unavailable
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+logger = logging.getLogger(__name__)
 
 HUNG_AFTER_S = 10.0
 """How long the event loop may stand still before the planner counts as hung; no load holds it up for so long."""
@@ -47,7 +51,7 @@ LIMITS = (
 """Counted from zero, so that the first refusal is an increase."""
 Lost = Literal["everything", "its newest writes"]
 OUT_OF_MEMORY = "out_of_memory"
-_OUTCOMES = ("published", "failed", "crashed", OUT_OF_MEMORY)
+_OUTCOMES = ("published", "failed", "crashed", OUT_OF_MEMORY, "LostLease", "Unavailable", "Corrupt")
 
 
 class Metrics:
@@ -59,8 +63,8 @@ class Metrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"relibra_planner_{name}", text, labels, registry=registry)
 
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"relibra_planner_{name}", text, registry=registry)
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"relibra_planner_{name}", text, labels, registry=registry)
 
         def seconds(name: str, text: str, buckets_s: tuple[float, ...], *labels: str) -> Histogram:
             return Histogram(f"relibra_planner_{name}_seconds", text, labels, buckets=buckets_s, registry=registry)
@@ -81,7 +85,15 @@ class Metrics:
         self.expired_steps = counter("expired_steps", "Steps whose full data expired, by cause.", "cause")
         self.lag_s = seconds("event_loop_lag", "How late the event loop was.", _CALL_BUCKETS_S)
         ready = "1 while Redis answers, has its lists and may keep the state of jobs, and the solvers are warm."
-        self._ready = gauge("ready", ready)
+        gauge("ready", ready).set_function(lambda: not (self._fault() or self._not_ready))
+        self.missing_solvers = gauge("missing_solvers", "Solvers that have not started, or ended and start again.")
+        gauge("version", "1 for the version of relibra.", "version").labels(version("relibra")).set(1)
+        due = "When the certificate should have been renewed: a fifth of its time is left. 0 without TLS."
+        self.certificate_due = gauge("certificate_renewal_due_timestamp_seconds", due)
+        share = "How much of its memory the fullest server of Redis uses, 1 for all."
+        self.redis_memory_share = gauge("redis_memory_ratio", share)
+        self.redis_rewrite_fails = gauge("redis_rewrite_fails", "1 while Redis cannot rewrite its append-only file.")
+        self.clock_offset_s = gauge("clock_offset_seconds", "How much the clock is ahead of that of Redis.")
         unfit = "1 while Redis may not keep the state of jobs, so that nothing is acknowledged."
         self.redis_unfit = gauge("redis_unfit", unfit)
         forgets = "1 while a kill of Redis may lose what it acknowledged, which was so when the planner started."
@@ -97,6 +109,7 @@ class Metrics:
         self._clock = clock
         self._ran_at = clock()
         self._not_ready = "Redis was not asked yet"
+        self._ended = ""
 
     def serve(self, host: str, port: int) -> int:
         """Serve `/metrics`, `/readyz` and `/livez` from a thread; return the port.
@@ -133,17 +146,30 @@ class Metrics:
         """
         if path not in ("/livez", "/readyz"):
             return None
-        still_s = self._clock() - self._ran_at
-        if still_s > HUNG_AFTER_S:
-            return False, f"the event loop has not run for {still_s:.0f} s"
-        if path == "/livez":
-            return True, "alive"
+        fault = self._fault()
+        if fault or path == "/livez":
+            return not fault, fault or "alive"
         return not self._not_ready, f"not ready: {self._not_ready}" if self._not_ready else "ready"
+
+    def _fault(self) -> str:
+        """Return why the planner must be started again; empty while it is alive."""
+        still_s = self._clock() - self._ran_at
+        return f"the event loop has not run for {still_s:.0f} s" if still_s > HUNG_AFTER_S else self._ended
 
     def tell_ready(self, reason: str) -> None:
         """Let `/metrics` and `/readyz` say that the planner is ready, or why it is not."""
         self._not_ready = reason
-        self._ready.set(not reason)
+
+    def follow(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start what runs as long as the planner does; if it fails, `/livez` says so."""
+        task = asyncio.create_task(work, name=getattr(work, "__qualname__", ""))
+        task.add_done_callback(self._tell_end)
+        return task
+
+    def _tell_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()):
+            self._ended = f"{task.get_name()} ended: {type(error).__name__}: {error}"
+            logger.critical("start this planner again: %s", self._ended, exc_info=error)
 
     def beat(self) -> None:
         """Let `/livez` know that the event loop runs."""

@@ -87,7 +87,7 @@ class PlannerServer:
         self._admission = Admission(settings)
         try:
             await self._store.check()
-            tell_of_room(settings, await self._store.max_memory_bytes())
+            tell_of_room(settings, (await self._store.server_state()).max_memory_bytes)
             if settings.metrics_port is not None:
                 port = self._metrics.serve(settings.host, settings.metrics_port)
                 logger.info("metrics on http://%s:%d/metrics", settings.host, port)
@@ -97,18 +97,22 @@ class PlannerServer:
             raise
         machine_code.provide()
         self._solver = SolverPool(settings)
+        self._metrics.missing_solvers.set_function(lambda: settings.num_solvers - self._solver.num_warm)
         self._loop = PlanningLoop(self._store, self._solver, self._notifier, self._metrics, settings)
         self._health = Health(self._store, self._metrics, SERVICES, lambda: self._solver.lack)
         self._add_services()
         await self._health.look()
         await self._server.start()
-        self._planning = asyncio.create_task(self._loop.run())
+        self._planning = self._metrics.follow(self._loop.run())
         self._watching = [
-            asyncio.create_task(self._health.follow_redis()),
-            asyncio.create_task(self._metrics.watch_event_loop()),
-            asyncio.create_task(self._solver.run()),
-            asyncio.create_task(self._warm_up()),
-            asyncio.create_task(StepExpiry(self._store, self._metrics, settings).run()),
+            self._metrics.follow(work)
+            for work in (
+                self._health.follow_redis(),
+                self._metrics.watch_event_loop(),
+                self._solver.run(),
+                self._warm_up(),
+                StepExpiry(self._store, self._metrics, settings).run(),
+            )
         ]
         # Imported modules stay for good; garbage collection need not walk them while agents wait.
         gc.collect()
@@ -149,7 +153,7 @@ class PlannerServer:
         )
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         address = f"{host}:{settings.port}"
-        credentials = _tls(settings)
+        credentials = self._tls()
         try:
             port = (
                 server.add_insecure_port(address)
@@ -161,6 +165,14 @@ class PlannerServer:
                 f"cannot listen on {address}: is another planner running there? Stop it, or choose another port"
             ) from error
         return server, f"{host}:{port}"
+
+    def _tls(self) -> grpc.ServerCredentials | None:
+        settings = self._settings
+        if settings.tls_cert_file is None or settings.tls_key_file is None:
+            return None
+        files = CertificateFiles(settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file)
+        self._metrics.certificate_due.set_function(lambda: files.renewal_due)
+        return files.to_grpc()
 
     async def stop(self) -> None:
         """Drain: answer the requests that arrived, finish the running solves, leave other steps in the store (L4)."""
@@ -184,9 +196,3 @@ class PlannerServer:
         await self._solver.close()
         await self._store.close()
         logger.info("planner stopped")
-
-
-def _tls(settings: PlannerSettings) -> grpc.ServerCredentials | None:
-    if settings.tls_cert_file is None or settings.tls_key_file is None:
-        return None
-    return CertificateFiles(settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file).to_grpc()

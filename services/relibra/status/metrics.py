@@ -1,6 +1,7 @@
 """Prometheus metrics, computed from the store at each scrape, so that every replica reports the same values."""
 
 import functools
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -40,6 +41,14 @@ async def scrape(context: Context, viewer: Viewer) -> Response:
     gauge("jobs", "Registered jobs.", len(jobs) + len(broken))
     gauge("status_viewers", "Open pages.", context.live.num_viewers)
     gauge("status_cached_plans", "Decoded plans in memory.", reader.num_cached_plans)
+    offset = "How much the clock of this instance is ahead of that of Redis."
+    gauge("status_clock_offset_seconds", offset, (await store.server_state()).clock_offset_s)
+    due = "When a token should have been renewed: a tenth of its time is left."
+    for token in (await store.list_tokens())[0]:
+        if token.expires_at is not None and viewer.may_see(token.job_id) and token.expires_at > time.time():
+            due_at = token.expires_at - (token.expires_at - token.created_at) / 10
+            named = {"token_id": token.token_id, "job_id": token.job_id, "role": token.role}
+            gauge("token_renewal_due_timestamp_seconds", due, due_at, **named)
     refused = "Requests, viewers and connections refused because of a setting."
     for bound in Bound:
         families.counter("status_refused", refused, context.refusals.counts[bound], setting=bound)
@@ -93,6 +102,8 @@ class _Families:
         text = "1 for why the newest steps ran without a plan, 0 otherwise."
         for obstacle in Obstacle:
             gauge("not_balancing", text, obstacle is balance.obstacle, obstacle=obstacle)
+        text = "1 if the newest packing of the attempt ended without a packed schedule, else 0."
+        gauge("packing_gave_up", text, glance.packing is not None and not glance.packing.is_packed)
         text = "The first of the newest steps in a row without a plan."
         gauge("not_balancing_since_step", text, balance.since_step)
         text = "How many of the newest executed steps ran without a plan."

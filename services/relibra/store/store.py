@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
-from typing import Any, Self
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Self, TypeVar
 
 from redis.asyncio import RedisCluster
 from redis.exceptions import RedisError, ResponseError
@@ -18,11 +19,14 @@ from relibra.store.notes import Notes
 from relibra.store.rollbacks import Rollbacks
 from relibra.store.schedules import Schedules
 from relibra.store.sequences import Sequences
+from relibra.store.servers import ServerState
 from relibra.store.summaries import Summaries
 from relibra.store.tokens import Tokens
 
-_CONFIGURATION_TIMEOUT_S = 5.0
-"""How long one server of a Cluster has to tell how it is configured."""
+_Answer = TypeVar("_Answer")
+
+_ANSWER_TIMEOUT_S = 5.0
+"""How long one server of a Cluster has to tell of itself."""
 
 
 class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Notes, Tokens):
@@ -118,13 +122,16 @@ class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Notes, T
         seen, self._guard.num_looks = self._guard.num_looks, int(num_looks)
         return self._guard.num_looks <= seen
 
-    async def max_memory_bytes(self) -> int | None:
-        """Return the memory at which Redis refuses writes; None if it has no such limit, or does not tell.
+    async def server_state(self) -> ServerState:
+        """Return what the servers tell of their memory, their files and their clocks; some managed ones do not."""
 
-        Of the primaries of a Cluster the smallest one counts, because all data of a job lies on one of them.
-        """
-        limits = await self._settings_but({"maxmemory": "0"})
-        return min(map(int, limits["maxmemory"].split(", "))) if limits else None
+        async def ask(**server: Any) -> Mapping[str, Any]:
+            with contextlib.suppress(ResponseError):
+                info: Mapping[str, Any] = await self._redis.info(**server)
+                return info
+            return {}
+
+        return ServerState.of(await self._of_servers(ask), time.time())
 
     @property
     def fault(self) -> str:
@@ -144,32 +151,42 @@ class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Notes, T
     async def _settings_but(self, needed: Mapping[str, str]) -> dict[str, str]:
         """Return the settings with another value than `needed` on the server, or on any primary of a Cluster.
 
-        Settings that a server does not tell, as some managed ones do not, are left out. Primaries of a Cluster that do
-        not answer are passed over, but not all of them.
+        Settings that a server does not tell, as some managed ones do not, are left out.
         """
-        values: dict[str, set[str]] = {name: set() for name in needed}
 
-        async def ask(**server: Any) -> None:
+        async def ask(**server: Any) -> dict[str, str]:
+            told: dict[str, str] = {}
             for name in needed:
                 with contextlib.suppress(ResponseError):
-                    told = await self._redis.config_get(name, **server)
-                    values[name].add(str(told.get(name, needed[name])))
+                    told |= await self._redis.config_get(name, **server)
+            return told
 
-        if isinstance(self._redis, RedisCluster):
-            await self._redis.initialize()
-            silent: list[Exception] = []
-            primaries = self._redis.get_primaries()
-            for node in primaries:
-                try:
-                    async with asyncio.timeout(_CONFIGURATION_TIMEOUT_S):
-                        await ask(target_nodes=node)
-                except UnfitRedis:
-                    raise
-                except (RedisError, OSError, TimeoutError) as error:
-                    silent.append(error)
-            if len(silent) == len(primaries):
-                raise Unavailable(f"no server of the Cluster answers: {silent[-1] if silent else 'it has none'}")
-        else:
-            await ask()
-        others = {name: ", ".join(sorted(found - {needed[name]})) for name, found in values.items()}
+        answers = await self._of_servers(ask)
+        others = {
+            name: ", ".join(sorted({str(told.get(name, value)) for told in answers} - {value}))
+            for name, value in needed.items()
+        }
         return {name: value for name, value in others.items() if value}
+
+    async def _of_servers(self, ask: Callable[..., Awaitable[_Answer]]) -> list[_Answer]:
+        """Return the answers of the server, or of the primaries of a Cluster that answer.
+
+        Raises:
+            Unavailable: none of them answers.
+        """
+        if not isinstance(self._redis, RedisCluster):
+            return [await ask()]
+        await self._redis.initialize()
+        answers: list[_Answer] = []
+        silence: Exception | str = "it has none"
+        for node in self._redis.get_primaries():
+            try:
+                async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                    answers.append(await ask(target_nodes=node))
+            except UnfitRedis:
+                raise
+            except (RedisError, OSError, TimeoutError) as error:
+                silence = error
+        if not answers:
+            raise Unavailable(f"no server of the Cluster answers: {silence}")
+        return answers

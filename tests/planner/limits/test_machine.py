@@ -114,11 +114,11 @@ def test_S6_a_job_that_may_fill_redis_is_told_of(
 
 
 def test_the_memory_of_redis_is_asked_for(redis_url: str, store: Store, run: Loop) -> None:
-    assert run(store.max_memory_bytes()) is None
+    assert run(store.server_state()).max_memory_bytes is None
     with Redis.from_url(redis_url) as client:
         client.config_set("maxmemory", str(GIB))
         try:
-            assert run(store.max_memory_bytes()) == GIB
+            assert run(store.server_state()).max_memory_bytes == GIB
         finally:
             client.config_set("maxmemory", "0")
 

@@ -1,6 +1,9 @@
 """A planner that gets a new certificate while it runs."""
 
+import re
 import ssl
+import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -24,7 +27,7 @@ def common_name(address: str) -> str:
 @pytest.mark.integration
 def test_a_new_certificate_is_taken_up_without_a_restart(redis_url: str, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    files = {name: authority.issue(name) for name in ("first", "second")}
+    files = {name: authority.issue(name, days=days) for name, days in (("first", 0.4), ("second", 90))}
     cert_file, key_file = tmp_path / "tls.crt", tmp_path / "tls.key"
 
     def install(part: str, file: Path) -> None:
@@ -34,8 +37,15 @@ def test_a_new_certificate_is_taken_up_without_a_restart(redis_url: str, tmp_pat
     install("first", cert_file)
     install("first", key_file)
     environment = {"RELIBRA_TLS_CERT_FILE": str(cert_file), "RELIBRA_TLS_KEY_FILE": str(key_file)}
-    planner = Service("planner", redis_url, tmp_path, **environment)
+    planner = Service("planner", redis_url, tmp_path, RELIBRA_METRICS_PORT="0", **environment)
+    (metrics,) = re.findall(r"metrics on (\S+)", planner.log())
+
+    def renewal_due() -> float:
+        text = urllib.request.urlopen(metrics, timeout=60).read().decode()
+        return float(re.findall(r"^relibra_planner_certificate_renewal_due_timestamp_seconds (\S+)$", text, re.M)[0])
+
     try:
+        assert renewal_due() < time.time(), "2 of 2.4 days are over"
         with PlannerClient(planner.address, credentials=Credentials(ca_file=authority.file)) as client:
             epoch = client.register_job("job", MODEL, CLUSTER, PARAMS)
             assert common_name(planner.address) == "CN=first"
@@ -45,6 +55,7 @@ def test_a_new_certificate_is_taken_up_without_a_restart(redis_url: str, tmp_pat
             assert "the certificate in use stays" in planner.log()
             install("second", key_file)
             assert common_name(planner.address) == "CN=second"
+            assert renewal_due() > time.time() + 60 * 86_400
             assert client.register_job("job", MODEL, CLUSTER, PARAMS) == epoch
         eventually(lambda: "certificate read anew" in planner.log())
     finally:
@@ -73,7 +84,12 @@ def test_a_certificate_is_valid_from_its_first_moment_to_its_last(tmp_path: Path
     dates = x509.load_pem_x509_certificate(cert_file.read_bytes())
     start, end = dates.not_valid_before_utc, dates.not_valid_after_utc
     for moment in (start, end):
-        check_dates(server, cert_file, moment.timestamp())
+        due = check_dates(server, cert_file, moment.timestamp())
+        assert due == pytest.approx((end - (end - start) / 5).timestamp())
+    files = CertificateFiles(cert_file, key_file, None)
+    assert files.renewal_due == 0
+    files.to_grpc()
+    assert files.renewal_due == due
     with pytest.raises(InvalidInput, match=rf"renew it, got one that expired at {end:%Y-%m-%d %H:%M} UTC"):
         check_dates(server, cert_file, end.timestamp() + 1)
     with pytest.raises(InvalidInput, match=rf"check the clock .*, got one that is valid from {start:%Y-%m-%d %H:%M}"):

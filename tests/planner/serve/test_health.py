@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -14,6 +15,7 @@ from relibra.planner.metrics import Metrics
 from relibra.planner.serve import health as health_module
 from relibra.planner.serve.health import Health
 from relibra.store import Store
+from relibra.store import store as store_module
 from relibra.wire.status import WaitsFor
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -168,6 +170,30 @@ def test_L3_a_redis_that_was_never_durable_is_told_of_once_and_one_that_no_longe
         "not ready, and nothing is acknowledged",
         "Redis lost its newest writes",
     ]
+
+
+def test_L3_metrics_tell_how_full_redis_is_and_whether_clocks_agree(
+    store: Store, run: Loop, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = Metrics()
+    health = Health(store, metrics, [])
+
+    def look() -> tuple[float, float]:
+        run(health.look_at_settings())
+        return metrics.redis_memory_share._value.get(), metrics.clock_offset_s._value.get()
+
+    with Redis.from_url(redis_url) as redis:
+        redis.config_set("maxmemory", 2 * redis.info("memory")["used_memory"])
+        share, offset_s = look()
+        redis.config_set("maxmemory", 0)
+    assert 0.4 < share < 0.9
+    assert abs(offset_s) < 60
+    now = time.time()
+    monkeypatch.setattr(store_module.time, "time", lambda: now + 3600)
+    share, offset_s = look()
+    assert share < 0.4
+    assert 3540 < offset_s < 3660
+    assert metrics.redis_rewrite_fails._value.get() == 0
 
 
 def test_S9_a_redis_whose_list_of_jobs_is_damaged_is_not_ready(store: Store, run: Loop, redis_url: str) -> None:

@@ -28,6 +28,8 @@ class CertificateFiles:
         self._key_file = key_file
         self._client_ca_file = client_ca_file
         self._seen = self._look()
+        self.renewal_due = 0.0
+        """The Unix time by which the certificate in use should have been renewed; 0 before it is read."""
 
     def to_grpc(self) -> grpc.ServerCredentials:
         """Return credentials that follow the files.
@@ -70,10 +72,11 @@ class CertificateFiles:
             context.load_cert_chain(self._cert_file, self._key_file)
             if self._client_ca_file is not None:
                 context.load_verify_locations(self._client_ca_file)
-            check_dates(context, self._cert_file, time.time())
+            renewal_due = check_dates(context, self._cert_file, time.time())
             key, cert, *client_ca = (file.read_bytes() for file in self._files)
         except (OSError, ssl.SSLError) as error:
             raise InvalidInput.of("TLS files", expected="a certificate (PEM) and its key", got=error) from error
+        self.renewal_due = renewal_due
         return grpc.ssl_server_certificate_configuration([(key, cert)], *client_ca)
 
     @property
@@ -81,8 +84,11 @@ class CertificateFiles:
         return [self._key_file, self._cert_file, *([self._client_ca_file] if self._client_ca_file else [])]
 
 
-def check_dates(server: ssl.SSLContext, cert_file: Path, now: float) -> None:
-    """Return if the certificate that `server` shows, the first of `cert_file`, is valid at the Unix time `now`.
+def check_dates(server: ssl.SSLContext, cert_file: Path, now: float) -> float:
+    """Return by when the certificate that `server` shows, the first of `cert_file`, should be renewed.
+
+    Whatever renews certificates does so when a third or half of their time is left, so a fifth means that it failed.
+    The certificate must be valid at the Unix time `now`.
 
     Python reads the dates of a peer's certificate only, so the server shakes hands with a client in this process.
 
@@ -113,6 +119,7 @@ def check_dates(server: ssl.SSLContext, cert_file: Path, now: float) -> None:
             expected="a certificate that is valid already; check the clock of this machine",
             got=f"one that is valid from {_write_time(from_s)}",
         )
+    return until_s - (until_s - from_s) / 5
 
 
 def _write_time(unix_time: float) -> str:

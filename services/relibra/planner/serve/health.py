@@ -74,6 +74,10 @@ class Health:
     async def look_at_settings(self) -> None:
         """Ask once whether Redis keeps what it acknowledges, and whether it did; the next look tells of a fault."""
         try:
+            state = await self._store.server_state()
+            self._metrics.redis_memory_share.set(state.memory_share)
+            self._metrics.redis_rewrite_fails.set(state.fails_to_rewrite)
+            self._metrics.clock_offset_s.set(state.clock_offset_s)
             self._tell_of_weakness(await self._store.check_settings())
             if await self._store.has_gone_back():
                 self._tell_of_loss("its newest writes")
