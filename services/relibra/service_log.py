@@ -14,6 +14,19 @@ logger = logging.getLogger(__name__)
 _FIELDS = ("job", "step", "version")
 
 
+class _Unexpected(logging.Handler):
+    """Counts the errors that nobody expected, which alone come with a traceback."""
+
+    number = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.number += bool(record.exc_info)
+
+
+unexpected = _Unexpected()
+"""Those of this process, since `start`."""
+
+
 def is_json() -> bool:
     """Return whether log lines are JSON objects."""
     return os.environ.get("RELIBRA_LOG_FORMAT") == "json"
@@ -24,7 +37,7 @@ def start(level: int = logging.INFO) -> None:
     handler = logging.StreamHandler()
     plain = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     handler.setFormatter(_JsonFormatter() if is_json() else plain)
-    logging.basicConfig(level=level, handlers=[handler])
+    logging.basicConfig(level=level, handlers=[handler, unexpected])
 
 
 def has_told(error: Exception, *, with_traceback: bool) -> bool:

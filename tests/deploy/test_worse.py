@@ -32,7 +32,7 @@ def _faults() -> list[dict[str, Any]]:
 
 def _samples(series: str, values: list[Any], ill_min: int) -> str:
     """Write the samples of a series in the notation of promtool: well for ten minutes, ill, and well for 70 minutes."""
-    is_counter = bool(re.match(r"\w+_(total|bucket)\b", series))
+    is_counter = bool(re.match(r"\w+_(total|bucket|errors)\b", series))
     parts, start, now_s = [], 0.0, 0
     for value, minutes in zip([values[0], values[1], values[0]], (10, ill_min, 70), strict=True):
         num = minutes * 60 // _SCRAPE_S

@@ -3,11 +3,13 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import urllib.request
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, eventually, is_alive, report_sequences
 from harness.step_samples import IDS, SCHEDULE, report_all
@@ -54,6 +56,29 @@ def test_metrics_logs_and_settings_of_a_planner_that_planned(redis_url: str, tmp
             "relibra_planner_event_loop_lag_seconds_count",
         ):
             eventually(lambda expected=expected: expected in metrics())
+    finally:
+        assert planner.stop() == 0
+
+
+def test_S9_a_planner_whose_loop_fails_again_and_again_tells_prometheus(redis_url: str, tmp_path: Path) -> None:
+    planner = Service("planner", redis_url, tmp_path, RELIBRA_METRICS_PORT="0")
+    try:
+        (url,) = re.findall(r"metrics on (\S+)", planner.log())
+
+        def num_errors() -> float:
+            with urllib.request.urlopen(url, timeout=60) as response:
+                text = str(response.read().decode())
+            return float(re.findall(r"^relibra_planner_unexpected_errors (\S+)$", text, re.M)[0])
+
+        assert num_errors() == 0
+        with Redis.from_url(redis_url) as redis:
+            # What a planner may no longer do is none of the errors that it expects.
+            redis.execute_command("ACL", "SETUSER", "default", "-incrby")
+            try:
+                eventually(lambda: num_errors() > 0)
+            finally:
+                redis.execute_command("ACL", "SETUSER", "default", "+@all")
+        assert "asking Redis for its settings failed" in planner.log()
     finally:
         assert planner.stop() == 0
 

@@ -1,5 +1,6 @@
 """The Prometheus metrics of jobs, and the ports that serve them."""
 
+import logging
 import re
 import socket
 import time
@@ -13,6 +14,7 @@ from redis import Redis
 
 from harness.services import Loop, Service
 from harness.watched_job import WatchedJob
+from relibra import service_log
 from relibra.errors import Unavailable
 from relibra.planning.launch import Launch
 from relibra.status.app import create_metrics_app
@@ -96,6 +98,23 @@ def test_S9_a_status_service_with_another_clock_says_so(http: TestClient, monkey
     now = time.time()
     monkeypatch.setattr("relibra.store.store.time.time", lambda: now - 3600)
     assert -3660 < offset_s() < -3540
+
+
+def test_S9_an_error_that_nobody_expected_is_counted(http: TestClient) -> None:
+    def num_errors() -> float:
+        (line,) = re.findall(r"^relibra_status_unexpected_errors (\S+)$", http.get("/metrics").text, re.M)
+        return float(line)
+
+    logger = logging.getLogger("relibra")
+    logger.addHandler(service_log.unexpected)  # as a process that logs does
+    try:
+        before = num_errors()
+        logging.getLogger("relibra.status").error("this was expected")
+        assert num_errors() == before
+        logging.getLogger("relibra.status").error("this was not", exc_info=LookupError("a bug"))
+        assert num_errors() == before + 1
+    finally:
+        logger.removeHandler(service_log.unexpected)
 
 
 def test_the_port_for_prometheus_wants_no_token_and_shows_nothing_else(

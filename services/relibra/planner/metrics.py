@@ -13,6 +13,7 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 
+from relibra import service_log
 from relibra.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ class Metrics:
         gauge("version", "1 for the version of relibra.", "version").labels(version("relibra")).set(1)
         due = "When the certificate should have been renewed: a fifth of its time is left. 0 without TLS."
         self.certificate_due = gauge("certificate_renewal_due_timestamp_seconds", due)
+        errors = "Errors with a traceback in the log since the planner started."
+        gauge("unexpected_errors", errors).set_function(lambda: service_log.unexpected.number)
         share = "How much of its memory the fullest server of Redis uses, 1 for all."
         self.redis_memory_share = gauge("redis_memory_ratio", share)
         self.redis_rewrite_fails = gauge("redis_rewrite_fails", "1 while Redis cannot rewrite its append-only file.")
@@ -101,6 +104,8 @@ class Metrics:
         self.redis_losses = counter("redis_losses", "How often Redis had lost data, by what.", "lost")
         for lost in get_args(Lost):
             self.redis_losses.labels(lost)
+        for method in ("FetchPlan", "SubmitSchedule"):
+            self.refused.labels(method, "Corrupt")
         for limit in LIMITS:
             self.limited.labels(limit)
         for outcome in _OUTCOMES:

@@ -110,7 +110,6 @@ class PlannerServer:
                 self._health.follow_redis(),
                 self._metrics.watch_event_loop(),
                 self._solver.run(),
-                self._warm_up(),
                 StepExpiry(self._store, self._metrics, settings).run(),
             )
         ]
@@ -125,12 +124,6 @@ class PlannerServer:
         elif settings.tls_cert_file is None:
             logger.warning("no TLS: tokens travel to %s unencrypted", address)
         return address
-
-    async def _warm_up(self) -> None:
-        await self._solver.warm_up()
-        self._loop.wake()
-        await self._solver.warm_up_all()
-        await self._health.look()
 
     def _add_services(self) -> None:
         store, admission, server = self._store, self._admission, self._server

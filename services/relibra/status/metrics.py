@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from relibra import service_log
 from relibra.planning import Cause
 from relibra.planning.execution import INTENDED
 from relibra.planning.plan import Level
@@ -40,7 +41,8 @@ async def scrape(context: Context, viewer: Viewer) -> Response:
     gauge = families.gauge
     gauge("jobs", "Registered jobs.", len(jobs) + len(broken))
     gauge("status_viewers", "Open pages.", context.live.num_viewers)
-    gauge("status_cached_plans", "Decoded plans in memory.", reader.num_cached_plans)
+    errors = "Errors with a traceback in the log since this instance started."
+    gauge("status_unexpected_errors", errors, service_log.unexpected.number)
     offset = "How much the clock of this instance is ahead of that of Redis."
     gauge("status_clock_offset_seconds", offset, (await store.server_state()).clock_offset_s)
     due = "When a token should have been renewed: a tenth of its time is left."

@@ -44,11 +44,6 @@ class Reader:
         # One thread, because each further one would take the interpreter from the event loop as often.
         self._workers = ThreadPoolExecutor(1, "status")
 
-    @property
-    def num_cached_plans(self) -> int:
-        """The number of decoded plans in memory."""
-        return len(self._figures)
-
     async def off_loop(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `function`, which takes milliseconds, in a worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, lambda: function(*args, **kwargs))

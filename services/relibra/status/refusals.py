@@ -1,9 +1,10 @@
 """What the service refused because of its settings: counted for metrics, and logged at most once a minute."""
 
 import logging
-import time
 from collections import Counter
 from enum import StrEnum
+
+from relibra.refusal_log import RefusalLog
 
 logger = logging.getLogger(__name__)
 
@@ -27,12 +28,9 @@ class Refusals:
 
     def __init__(self) -> None:
         self.counts: Counter[Bound] = Counter()
-        self._logged_at_s: dict[Bound, float] = {}
+        self._log = RefusalLog(logger, interval_s=_LOG_INTERVAL_S)
 
     def count(self, bound: Bound, text: str) -> None:
         """Count a refusal; log `text`, unless a refusal under the same setting was logged within the last minute."""
         self.counts[bound] += 1
-        now_s = time.monotonic()
-        if now_s >= self._logged_at_s.get(bound, -_LOG_INTERVAL_S) + _LOG_INTERVAL_S:
-            self._logged_at_s[bound] = now_s
-            logger.warning("%s (%s; %d times so far)", text, bound, self.counts[bound])
+        self._log.note(bound, "", f"{text} ({bound})", logging.WARNING)

@@ -104,7 +104,17 @@ class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Notes, T
             Unsupported: a server may evict keys, or kept what it acknowledged and no longer does; scripts are refused
                 until a later call finds that all is well.
         """
-        settings = NEEDED | await self._settings_but(NEEDED)
+
+        async def ask(**server: Any) -> dict[str, Any]:
+            told: dict[str, Any] = {}
+            for name in NEEDED:
+                with contextlib.suppress(ResponseError):
+                    told |= await self._redis.config_get(name, **server)
+            return told
+
+        answers = await self._of_servers(ask)
+        others = {name: {str(told.get(name, fit)) for told in answers} - {fit} for name, fit in NEEDED.items()}
+        settings = {name: ", ".join(sorted(others[name])) or fit for name, fit in NEEDED.items()}
         if fault := self._guard.judge(settings):
             raise Unsupported(fault)
         return self._guard.weakness
@@ -147,26 +157,6 @@ class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Notes, T
         if fault := other_schema(await self._redis.get(SCHEMA)):
             raise Unsupported(fault)
         self._guard.checks_schema = True
-
-    async def _settings_but(self, needed: Mapping[str, str]) -> dict[str, str]:
-        """Return the settings with another value than `needed` on the server, or on any primary of a Cluster.
-
-        Settings that a server does not tell, as some managed ones do not, are left out.
-        """
-
-        async def ask(**server: Any) -> dict[str, str]:
-            told: dict[str, str] = {}
-            for name in needed:
-                with contextlib.suppress(ResponseError):
-                    told |= await self._redis.config_get(name, **server)
-            return told
-
-        answers = await self._of_servers(ask)
-        others = {
-            name: ", ".join(sorted({str(told.get(name, value)) for told in answers} - {value}))
-            for name, value in needed.items()
-        }
-        return {name: value for name, value in others.items() if value}
 
     async def _of_servers(self, ask: Callable[..., Awaitable[_Answer]]) -> list[_Answer]:
         """Return the answers of the server, or of the primaries of a Cluster that answer.

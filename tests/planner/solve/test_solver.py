@@ -178,7 +178,7 @@ def test_S9_a_worker_that_dies_while_it_warms_up_is_replaced_and_the_log_says_so
         assert pool.obstacle.startswith("the solver warms up")
         (first,) = pool._cold._processes
         os.kill(first.pid, signal.SIGKILL)
-        await pool.warm_up()
+        await has_warm(pool, 1)
         started.cancel()
         assert not pool.obstacle
         assert workers(pool) != [first.pid]
@@ -208,10 +208,10 @@ def test_steps_are_solved_once_one_solver_is_warm_and_the_planner_is_ready_once_
         monkeypatch.setattr(solver, "_Worker", Worker)
         pool = pool_of("unix:///unused", num_solvers=2)
         async with running(pool):
-            await pool.warm_up()
+            await has_warm(pool, 1)
             assert (pool.obstacle, pool.lack) == ("", "1 of 2 solvers are warm")
             second.set()
-            await pool.warm_up_all()
+            await has_warm(pool, 2)
             assert (pool.obstacle, pool.lack, pool.num_warm) == ("", "", 2)
 
     asyncio.run(scenario())

@@ -12,13 +12,13 @@ from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from relibra.errors import Conflict, Corrupt, LimitExceeded, LostLease, RelibraError, StaleEpoch, Unavailable
-from relibra.planner.limits.refusal_log import RefusalLog
 from relibra.planner.loop.queue import Packed, SolverQueue, WaitingPack
 from relibra.planner.loop.step_expiry import StepExpiry
 from relibra.planner.metrics import OUT_OF_MEMORY, Metrics
 from relibra.planner.plan_notifier import PlanNotifier, wait_until_set
 from relibra.planner.settings import PlannerSettings
 from relibra.planner.solve.packing import PackTask
+from relibra.refusal_log import RefusalLog
 from relibra.store import EncodedPlan, Lease, Store
 
 logger = logging.getLogger(__name__)

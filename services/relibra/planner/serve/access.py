@@ -8,22 +8,21 @@ from relibra.errors import Forbidden, Unauthenticated
 from relibra.store import ALL_JOBS, Role, Store
 from relibra.store.tokens import Identities
 
-METHODS = frozenset(
-    {
-        "RegisterJob",
-        "JoinAttempt",
-        "Rollback",
-        "ReportRouting",
-        "ClaimSequences",
-        "SubmitSchedule",
-        "Pack",
-        "FetchPlan",
-        "ReportExecution",
-    }
-)
 _MAY_CALL: Mapping[Role, frozenset[str]] = {
     Role.ROLLOUT: frozenset({"JoinAttempt", "ReportRouting"}),
-    Role.TRAINER: METHODS,
+    Role.TRAINER: frozenset(
+        {
+            "RegisterJob",
+            "JoinAttempt",
+            "Rollback",
+            "ReportRouting",
+            "ClaimSequences",
+            "SubmitSchedule",
+            "Pack",
+            "FetchPlan",
+            "ReportExecution",
+        }
+    ),
     Role.VIEWER: frozenset(),
 }
 

@@ -11,13 +11,13 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from relibra.errors import Corrupt, Forbidden, RelibraError, Unauthenticated, UnknownJob, one_line
+from relibra.errors import Forbidden, RelibraError, Unauthenticated, UnknownJob, one_line
 from relibra.limiter import Hold
 from relibra.planner.limits.admission import LIMITS_OF_CALLS, Admission, account_of_connection, address_of
-from relibra.planner.limits.refusal_log import RefusalLog
 from relibra.planner.metrics import Metrics
-from relibra.planner.serve.access import METHODS, Access, Caller
+from relibra.planner.serve.access import Access, Caller
 from relibra.planner.serve.message_reader import MessageReader
+from relibra.refusal_log import RefusalLog
 from relibra.store import ALL_JOBS
 from relibra.wire.job_id import check_job_id
 from relibra.wire.routing import attempt_of_stream
@@ -51,10 +51,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._messages = MessageReader(admission)
         self._refusals = RefusalLog(logger)
         self._guarded: dict[str, Any] = {}
-        # Counted from zero, so that the first one is an increase.
-        for method in METHODS:
-            for error in (Corrupt, RelibraError):
-                metrics.refused.labels(method, error.__name__)
 
     async def intercept_service(
         self,

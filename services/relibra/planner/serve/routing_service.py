@@ -17,11 +17,11 @@ from relibra.errors import (
     one_line,
 )
 from relibra.planner.limits.admission import MAX_REFUSAL_LENGTH, Admission
-from relibra.planner.limits.refusal_log import RefusalLog
 from relibra.planner.metrics import Metrics
 from relibra.planner.plan_notifier import ShuttingDown, wait_until_set
 from relibra.planner.serve.attempt_watch import check_epoch
 from relibra.planner.serve.read_ahead import ReadAhead
+from relibra.refusal_log import RefusalLog
 from relibra.store import Attempt, JobRecord, Refused, SequenceCounts, Store
 from relibra.store.single_flight import SingleFlight
 from relibra.v1 import routing_pb2, routing_pb2_grpc

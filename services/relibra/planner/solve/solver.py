@@ -49,7 +49,8 @@ class SolverPool:
         """How many workers are warm, those that solve a step included."""
         self._lacks_workers = asyncio.Event()
         self._lacks_workers.set()
-        self._has_warm, self._is_ready = asyncio.Event(), asyncio.Event()
+        self._has_started = False
+        """Whether all workers were warm once, or could not become warm."""
         self.obstacle = _WARMS_UP
         """Why no step can be solved in good time, for people; empty once a worker is warm."""
 
@@ -59,23 +60,15 @@ class SolverPool:
             await self._lacks_workers.wait()
             while self.num_warm < self._settings.num_solvers:
                 await self._add_worker()
-            self._is_ready.set()
+            self._has_started = True
             self._lacks_workers.clear()
 
     @property
     def lack(self) -> str:
         """Why a step may have to wait for a worker to start, for people; empty once no worker is to be waited for."""
-        if self.obstacle or self._is_ready.is_set():
+        if self.obstacle or self._has_started:
             return self.obstacle
         return f"{self.num_warm} of {self._settings.num_solvers} solvers are warm"
-
-    async def warm_up(self) -> None:
-        """Wait until a worker is warm."""
-        await self._has_warm.wait()
-
-    async def warm_up_all(self) -> None:
-        """Wait until all workers are warm; one that does not start is not waited for."""
-        await self._is_ready.wait()
 
     async def _add_worker(self) -> None:
         """Start a worker and wait until it is warm. The log says why one did not become warm."""
@@ -95,7 +88,6 @@ class SolverPool:
             self.num_warm += 1
             self._idle.append(worker)
             self.obstacle = ""
-            self._has_warm.set()
             logger.info(
                 "solver %d of %d is warm after %.1f s: it loaded %d functions and compiled %d",
                 self.num_warm,
@@ -109,7 +101,7 @@ class SolverPool:
             self._cold.kill()
         told = f"the solver did not start: {fault}"
         if self.num_warm:
-            self._is_ready.set()
+            self._has_started = True
             having = f"{self.num_warm} of {self._settings.num_solvers} solvers"
             logger.error("%s. It is started again in %.0f s; meanwhile the planner has %s", told, _RETRY_S, having)
         else:

@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from relibra.planner.limits.refusal_log import RefusalLog
+from relibra.refusal_log import RefusalLog
 
 
 def test_each_cause_of_each_job_is_logged_at_once_then_counted(caplog: pytest.LogCaptureFixture) -> None:
