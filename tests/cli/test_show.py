@@ -35,10 +35,13 @@ def test_a_job_is_shown_in_every_state(relibra, answering, verdict):
 def test_S9_a_job_that_packs_says_how_that_ended(relibra, answering):
     said = json.loads(relibra("show", "job", "--json"))
     note = {"step": 7, "headline": "Step 7 was packed", "text": "packing brings the floor from 1.2 to 1.1"}
-    for is_packed in (True, False):
-        said["packing"] = note | {"is_packed": is_packed}
+    for state in ("packed", "refused"):
+        said["packing"] = note | {"state": state}
         with answering(HTTPStatus.OK, json.dumps(said).encode()) as (url, _):
             assert "Step 7 was packed: packing brings the floor from 1.2 to 1.1" in relibra("show", "job", "--url", url)
+    said["packing"] = note | {"state": "queued", "headline": "Step 7 waits for a solver to pack it", "text": ""}
+    with answering(HTTPStatus.OK, json.dumps(said).encode()) as (url, _):
+        assert "Step 7 waits for a solver to pack it\n" in relibra("show", "job", "--url", url)
     said["packing"] = None
     with answering(HTTPStatus.OK, json.dumps(said).encode()) as (url, _):
         assert "packed" not in relibra("show", "job", "--url", url)

@@ -41,7 +41,7 @@ def http(open_app: Callable[..., TestClient]) -> TestClient:
 
 @pytest.fixture
 def job(store: Store, run: Loop) -> WatchedJob:  # noqa: F811
-    """A job with steps 1 executed as planned, 2 fallen back, 3 failed, 4 being solved and 5 being collected."""
+    """A job with steps 1 executed as planned, 2 fallen back, 3 failed, 4 queued and 5 being collected."""
     job = WatchedJob(store, "job", model=MODEL, cluster=CLUSTER, num_micro_batches=2)
 
     async def fill() -> None:

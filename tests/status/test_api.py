@@ -33,7 +33,7 @@ def test_steps_are_shown_newest_first_in_pages_and_by_state(http: TestClient, jo
     steps = http.get("/v1/jobs/job/steps").json()
     assert [(each["step"], each["state"]) for each in steps] == [
         (5, "collecting"),
-        (4, "solving"),
+        (4, "queued"),
         (3, "failed"),
         (2, "planned"),
         (1, "planned"),

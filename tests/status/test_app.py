@@ -54,7 +54,7 @@ def test_L3_the_overview_names_the_settings_with_which_redis_may_lose_data(http:
         ("/v1/jobs/nobody", 404, "UnknownJob", "'nobody' is not registered"),
         ("/v1/jobs/nobody/steps", 404, "UnknownJob", "'nobody'"),
         ("/v1/jobs/job/steps/3/plan", 404, "NotFound", "the load is empty"),
-        ("/v1/jobs/job/steps/4/plan", 404, "NotFound", "solving"),
+        ("/v1/jobs/job/steps/4/plan", 404, "NotFound", "queued"),
         ("/v1/jobs/job/steps/9/plan", 404, "NotFound", "has no step 9"),
         ("/v1/jobs/job/steps/9", 404, "NotFound", "has no step 9"),
         ("/v1/jobs/job/steps/9/explain", 404, "NotFound", "has no step 9"),

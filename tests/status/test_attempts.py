@@ -9,7 +9,7 @@ from harness.services import CLUSTER, MODEL, Loop
 from harness.watched_job import WatchedJob
 from relibra.errors import StaleEpoch
 from relibra.planning.launch import Launch
-from relibra.store import Refused, Store
+from relibra.store import PackingState, Refused, Store
 
 THIRD = Launch(token="three", owner="host-c:33")
 BY_ATTEMPT = (
@@ -173,14 +173,14 @@ def test_S9_a_job_whose_driver_packs_says_how_that_ended(
 ) -> None:
     assert http.get("/v1/jobs/job").json()["packing"] is None
     assert "packed" not in http.get("/jobs/job").text
-    run(store.note_packing(restarted.record, 7, "packing brings the floor from 1.2 to 1.1", is_packed=True))
+    run(store.note_packing(restarted.record, 7, PackingState.PACKED, "packing brings the floor from 1.2 to 1.1"))
     shown = http.get("/v1/jobs/job").json()["packing"]
-    assert (shown["step"], shown["is_packed"]) == (7, True)
+    assert (shown["step"], shown["state"]) == (7, "packed")
     page = http.get("/jobs/job").text
     assert "Step 7 was packed" in page
     assert "packing brings the floor from 1.2 to 1.1" in page
-    run(store.note_packing(restarted.record, 8, "the driver stopped waiting after 10.0 s", is_packed=False))
-    assert not http.get("/v1/jobs/job").json()["packing"]["is_packed"]
+    run(store.note_packing(restarted.record, 8, PackingState.REFUSED, "the driver stopped waiting after 10.0 s"))
+    assert http.get("/v1/jobs/job").json()["packing"]["state"] == "refused"
     page = http.get("/jobs/job").text
     assert "Step 8 was not packed and keeps the schedule of its framework" in page
     assert "the driver stopped waiting after 10.0 s" in page

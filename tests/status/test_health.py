@@ -35,7 +35,14 @@ FORESEEN = replace(UNSCHEDULED, step=8, plan=replace(PLAN, step=8), level=Level.
         ),
         ([replace(COLLECTING, failure="no load"), PLANNED], [], JobState.FAILING, "step 8 cannot be planned: no load"),
         ([replace(COLLECTING, submitted_at=NOW - 31), PLANNED], [], JobState.FAILING, "is a planner running"),
-        ([replace(COLLECTING, submitted_at=NOW - 1), PLANNED], [], JobState.WELL, "solving"),
+        ([replace(COLLECTING, submitted_at=NOW - 1), PLANNED], [], JobState.WELL, "step 8 is queued"),
+        ([replace(COLLECTING, submitted_at=NOW - 1, is_leased=True), PLANNED], [], JobState.WELL, "step 8 is solving"),
+        (
+            [replace(COLLECTING, submitted_at=NOW - 31, is_leased=True), PLANNED],
+            [],
+            JobState.FAILING,
+            "has waited 31 s for its plan: it is being solved",
+        ),
         ([PLANNED, replace(COLLECTING, step=3, failure="old")], [], JobState.WELL, "step 7"),
         (
             [PLANNED],

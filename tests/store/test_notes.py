@@ -1,9 +1,9 @@
-"""What the planner refused of an attempt, and how its newest packing ended, in a real Redis."""
+"""What the planner refused of an attempt, and how far its newest packing has come, in a real Redis."""
 
 from harness.services import CLUSTER, MODEL, PARAMS, Loop
 from relibra.errors import Conflict
 from relibra.planning.launch import Launch
-from relibra.store import Refused, Store
+from relibra.store import PackingState, Refused, Store
 
 
 def test_S9_the_newest_refusal_and_the_first_step_are_known(store: Store, run: Loop) -> None:
@@ -51,11 +51,11 @@ def test_S9_the_newest_packing_is_known(store: Store, run: Loop) -> None:
     async def pack() -> None:
         job = await store.register_job("job", MODEL, CLUSTER, PARAMS)
         assert await store.get_packing(job) is None
-        await store.note_packing(job, 3, "packing gains a tenth", is_packed=True)
-        await store.note_packing(job, 4, "too late" + "!" * 1000, is_packed=False)
+        await store.note_packing(job, 3, PackingState.PACKED, "packing gains a tenth")
+        await store.note_packing(job, 4, PackingState.REFUSED, "too late" + "!" * 1000)
         note = await store.get_packing(job)
         assert note is not None
-        assert (note.step, note.is_packed) == (4, False)
+        assert (note.step, note.state) == (4, PackingState.REFUSED)
         assert note.text.startswith("too late")
         assert len(note.text) == 500
         await store.remove_job("job")
@@ -69,7 +69,7 @@ def test_S9_a_packing_belongs_to_an_attempt_and_ends_with_it(store: Store, run: 
         launch, again = Launch(token="a"), Launch(token="b")
         first = await store.register_job("job", MODEL, CLUSTER, PARAMS, launch=launch)
         second = await store.register_job("job", MODEL, CLUSTER, PARAMS, launch=again)
-        await store.note_packing(first, 3, "packing gains a tenth", is_packed=True)
+        await store.note_packing(first, 3, PackingState.PACKED, "packing gains a tenth")
         assert await store.get_packing(first) is None
         assert await store.get_packing(second) is None
 

@@ -29,7 +29,7 @@ def test_a_schedule_is_kept_once_and_makes_the_step_pending(store: Store, run: L
     np.testing.assert_array_equal(schedule.row_S, SCHEDULE.row_S)
     (pending,), _ = run(store.pending_steps())
     assert (pending.job_id, pending.step) == ("job", 1)
-    assert run(store.get_step(job, 1)).state is StepState.SOLVING
+    assert run(store.get_step(job, 1)).state is StepState.QUEUED
     with pytest.raises(NotFound, match="step 2 of job 'job' has no schedule"):
         run(store.get_schedule(job, 2))
 
@@ -43,7 +43,7 @@ def test_a_schedule_that_says_more_replaces_the_sequences_and_their_plan(
     of_sequences = publish(store, run, Level.STEP)
     assert run(store.get_step(job, 1)).state is StepState.PLANNED
     run(store.put_schedule(job, 1, IDS, SCHEDULE))
-    assert run(store.get_step(job, 1)).state is StepState.SOLVING
+    assert run(store.get_step(job, 1)).state is StepState.QUEUED
     assert run(store.get_schedule(job, 1))[2] is Level.MICRO_BATCHES
     with pytest.raises(Conflict, match="has another schedule"):
         run(store.put_schedule(job, 1, IDS, None))

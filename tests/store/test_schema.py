@@ -14,7 +14,7 @@ from harness.services import CLUSTER, MODEL, Loop
 from harness.step_samples import IDS, LONG_S, OTHER_PLAN, SCHEDULE, expire, lease_of, publish, report_all, sequence
 from relibra.errors import Corrupt, NotFound
 from relibra.planning import CostModel, Phase, PlanParams
-from relibra.store import Refused, Role, Store
+from relibra.store import PackingState, Refused, Role, Store
 from relibra.store.keys import AHEAD_KEYS, ATTEMPT_KEYS, SCHEMA_VERSION, STEP_KEYS, TOKENS
 from relibra.store.seal import unseal
 
@@ -43,7 +43,7 @@ def _fill(store: Store, run: Loop) -> None:
     assert expire(store, run, job, [1]) == [1]
     assert run(store.end_solve(lease_of(store, run, job, 3), "it cannot be planned"))
     run(store.note_refusal(job, Refused.SCHEDULE, 5, NotFound("sequence 'seq-0' of step 5 was never reported")))
-    run(store.note_packing(job, 6, "packing brings the floor of nodes from 1.2 to 1.1", is_packed=True))
+    run(store.note_packing(job, 6, PackingState.PACKED, "packing brings the floor of nodes from 1.2 to 1.1"))
     report_all(store, run, 6)
     run(store.put_counts([sequence(job.epoch, "seq-9", step=None, policies="3-4")]))
     run(store.see("job", job.epoch))

@@ -14,6 +14,7 @@ from relibra.status.broken_jobs import BrokenJob
 from relibra.status.context import MAX_INDEX, V1_RESPONSES, App, Before, Job, Limit, Looker, Seen, Step, Watcher
 from relibra.status.explain import Explanation, explain
 from relibra.status.glance import JobGlance
+from relibra.status.queue import QueueEntry, queue_of
 from relibra.status.savings import TokenTime
 from relibra.status.step_figures import HISTORY, history_point
 from relibra.status.views import view
@@ -34,6 +35,13 @@ async def list_broken_jobs(app: App, viewer: Looker, request: Request) -> Respon
     """The jobs that cannot be read, because something else than relibra overwrote one of their keys in Redis."""
     _, broken = await app.reader.glances(viewer)
     return await app.tagged.json(request, lambda: broken)
+
+
+@api.get("/queue", tags=["jobs"], response_model=view(list[QueueEntry]))
+async def list_queue(app: App, viewer: Looker, request: Request) -> Response:
+    """What the solvers of all planners work on, and what waits for one: the steps and packings that one may see."""
+    glances, _ = await app.reader.glances(viewer)
+    return await app.tagged.json(request, lambda: queue_of(glances))
 
 
 @api.get("/jobs/{job_id}", tags=["jobs"], response_model=view(JobGlance))

@@ -47,6 +47,7 @@ class Obstacle(StrEnum):
 _BY_STATE = {
     StepState.UNSCHEDULED: Obstacle.FELL_BACK,
     StepState.COLLECTING: Obstacle.UNSCHEDULED,
+    StepState.QUEUED: Obstacle.UNSOLVED,
     StepState.SOLVING: Obstacle.UNSOLVED,
     StepState.FAILED: Obstacle.UNPLANNABLE,
     StepState.PLANNED: Obstacle.FELL_BACK,
@@ -175,7 +176,7 @@ def _explain_missing_plan(step: StepRecord, phases: Sequence[Execution]) -> str:
             return f"step {step.step} has {step.num_sequences} sequences and no schedule; check the training driver"
         case StepState.FAILED:
             return f"step {step.step} cannot be planned: {step.failure}"
-        case StepState.SOLVING:
+        case StepState.QUEUED | StepState.SOLVING:
             return f"the plan of step {step.step} was not ready when ranks needed it; are planners running and idle?"
         case StepState.PLANNED | StepState.UNSCHEDULED:
             worst = max(phases, key=lambda phase: phase.num_fallbacks)

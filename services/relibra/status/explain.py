@@ -81,12 +81,14 @@ def _headline(step: StepRecord, *, is_over: bool) -> str:
             f"there is no plan: {step.num_sequences} sequences were reported, and the attempt ended before the step "
             f"had its {missing}"
         )
-    if step.state is StepState.SOLVING:
+    if step.state in (StepState.QUEUED, StepState.SOLVING):
         come = "the schedule has arrived"
         if step.level is Level.HISTORY:
             come = "nobody scheduled the step, so it is planned from the loads of earlier steps"
+        if step.state is StepState.SOLVING:
+            return f"{come} and the plan is being solved"
         return (
-            f"{come} and the plan is being solved; if this takes longer than 30 s, no planner is running or all "
+            f"{come} and the step waits for a solver; if this takes longer than 30 s, no planner is running or all "
             "planners are busy with other jobs"
         )
     return f"{step.num_sequences} sequences have been reported; planning starts when the trainer submits the schedule"

@@ -20,7 +20,7 @@ class JobGlance:
     health: JobHealth
     balance: Balance
     packing: PackingNote | None
-    """How the newest packing ended; None if no driver of the attempt asked for one."""
+    """How far the newest packing has come; None if no driver of the attempt asked for one."""
     refused_launch: Refusal | None
     """An older launch of the job that still calls though its attempt is over; None again when a schedule is accepted,
     and once the attempt is over."""

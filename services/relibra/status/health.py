@@ -125,10 +125,11 @@ def _describe_failure(steps: Sequence[StepRecord], now: float) -> str | None:
     for step in steps:
         if step.failure is not None and step.plan is None:
             return f"step {step.step} cannot be planned: {step.failure}"
-        if step.state is StepState.SOLVING and step.submitted_at is not None:
+        if step.state in (StepState.QUEUED, StepState.SOLVING) and step.submitted_at is not None:
             waited_s = now - step.submitted_at
             if waited_s > _SLOW_SOLVE_S:
-                return f"step {step.step} has waited {write_duration(waited_s)} for its plan: is a planner running?"
+                why = "is a planner running?" if step.state is StepState.QUEUED else "it is being solved"
+                return f"step {step.step} has waited {write_duration(waited_s)} for its plan: {why}"
         if step.plan is not None:
             break
     return None

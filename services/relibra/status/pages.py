@@ -19,6 +19,7 @@ from relibra.status.loads import Cell
 from relibra.status.overview import Order, arrange, count_states, fold
 from relibra.status.page import page
 from relibra.status.problems import Problem
+from relibra.status.queue import queue_of
 from relibra.status.runbook import runbook_html
 from relibra.status.savings import TokenTime, add_up
 from relibra.status.step_figures import history_point
@@ -51,6 +52,7 @@ async def overview(
     if not state and not search:
         listed, num_folded = fold(listed)
     shown: dict[str, Any] = {"asked": asked, "orders": list(Order), "counts": count_states(glances), "broken": broken}
+    shown["queue"] = queue_of(glances)
     shown["saved"] = add_up(glance.savings for glance in glances)
     try:
         shown["weakness"], shown["alert"] = await app.store.check_settings(), "RelibraRedisForgets"

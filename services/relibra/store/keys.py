@@ -41,7 +41,7 @@ of steps writes to them. They stay until the job is removed or `KNOWN_ATTEMPTS` 
 | `begun` | sorted set | steps by the Unix time (Redis clock) at which a planner first saw data of them | 100 B a step |
 | `summaries` | sorted set | expired steps by step: a `StepSummary`, deflated; at most `MAX_SUMMARIES` | 750 B each |
 | `refusals` | hash | what was refused since a schedule was last accepted -> JSON: the newest refusal | 2 KiB |
-| `packing` | string | JSON of a `PackingNote`: how the newest packing ended | 700 B |
+| `packing` | string | JSON of a `PackingNote`: how far the newest packing has come | 700 B |
 
 Keys of one step have the prefix `relibra:{job}:<epoch>:step:<step>:`. They stay as long as the step:
 

@@ -1,4 +1,4 @@
-"""What pages must say of an attempt: what the planner refused of it, and how its newest packing ended (S9)."""
+"""What pages must say of an attempt: what the planner refused of it, and how far its newest packing has come (S9)."""
 
 import json
 import time
@@ -7,7 +7,7 @@ from dataclasses import asdict
 from relibra.errors import RelibraError
 from relibra.store.connection import Connected
 from relibra.store.keys import AttemptId, AttemptKeys
-from relibra.store.records import PackingNote, Refusal, Refused
+from relibra.store.records import PackingNote, PackingState, Refusal, Refused
 
 _MAX_TEXT_LENGTH = 500
 
@@ -41,9 +41,9 @@ class Notes(Connected):
             if (newest := notes.get(what.encode())) and (since := notes.get(f"{what}/since".encode()))
         ]
 
-    async def note_packing(self, job: AttemptId, step: int, text: str, *, is_packed: bool) -> None:
-        """Keep how a packing ended, in place of the one before."""
-        note = PackingNote(step=step, is_packed=is_packed, text=text[:_MAX_TEXT_LENGTH], at=time.time())
+    async def note_packing(self, job: AttemptId, step: int, state: PackingState, text: str = "") -> None:
+        """Keep how far a packing has come, in place of the one before."""
+        note = PackingNote(step=step, state=state, text=text[:_MAX_TEXT_LENGTH], at=time.time())
         keys = AttemptKeys.of_attempt(job)
         await self._script(
             "note_packing",
@@ -52,6 +52,9 @@ class Notes(Connected):
         )
 
     async def get_packing(self, job: AttemptId) -> PackingNote | None:
-        """Return how the newest packing ended; None if no driver of the attempt asked for one."""
+        """Return how far the newest packing has come; None if no driver of the attempt asked for one."""
         note = await self._redis.get(AttemptKeys.of_attempt(job).of("packing"))
-        return None if note is None else PackingNote(**json.loads(note))
+        if note is None:
+            return None
+        fields = json.loads(note)
+        return PackingNote(**fields | {"state": PackingState(fields["state"])})

@@ -148,6 +148,8 @@ class StepState(StrEnum):
     """Nobody has scheduled the step or reported its sequences; ranks use the newest plan from history, if any."""
     COLLECTING = "collecting"
     """Sequences are reported; there is no schedule yet."""
+    QUEUED = "queued"
+    """It waits for a solver."""
     SOLVING = "solving"
     PLANNED = "planned"
     FAILED = "failed"
@@ -169,6 +171,8 @@ class StepRecord:
     """Why the step cannot be planned; None if it can."""
     level: Level | None = None
     """What its plan is made from; None before that is known."""
+    is_leased: bool = False
+    """Whether a planner solves the step."""
 
     @property
     def is_awaited(self) -> bool:
@@ -184,7 +188,7 @@ class StepRecord:
         if self.failure is not None:
             return StepState.FAILED
         if self.submitted_at is not None:
-            return StepState.SOLVING
+            return StepState.SOLVING if self.is_leased else StepState.QUEUED
         return StepState.COLLECTING if self.num_sequences else StepState.UNSCHEDULED
 
 
@@ -216,24 +220,46 @@ class Refusal:
     """Unix time in seconds."""
 
 
+class PackingState(StrEnum):
+    """How far a packing has come."""
+
+    QUEUED = "queued"
+    """It waits for a solver."""
+    PACKING = "packing"
+    PACKED = "packed"
+    REFUSED = "refused"
+    """The driver was given none, and trains with the schedule of its framework."""
+
+
+_HEADLINES = {
+    PackingState.QUEUED: "waits for a solver to pack it",
+    PackingState.PACKING: "is being packed",
+    PackingState.PACKED: "was packed",
+    PackingState.REFUSED: "was not packed and keeps the schedule of its framework",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackingNote:
-    """How the newest packing of an attempt ended."""
+    """How far the newest packing of an attempt has come. It stays as it is if its planner is killed."""
 
     step: int
-    """The step that it was for."""
-    is_packed: bool
-    """Whether the driver was given a packing; if not, it trains with the schedule of its framework."""
+    """The step that it is for."""
+    state: PackingState
     text: str
-    """What packing gains, or why there is none, for people."""
+    """What packing gains, or why there is none, for people; empty before it ended."""
     at: float
     """Unix time in seconds."""
 
     @property
+    def is_open(self) -> bool:
+        """Whether the packing waits or is under way."""
+        return self.state in (PackingState.QUEUED, PackingState.PACKING)
+
+    @property
     def headline(self) -> str:
-        """Whether the step was packed, for people."""
-        ended = "packed" if self.is_packed else "not packed and keeps the schedule of its framework"
-        return f"Step {self.step} was {ended}"
+        """How far the packing has come, for people."""
+        return f"Step {self.step} {_HEADLINES[self.state]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

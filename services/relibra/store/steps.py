@@ -1,6 +1,7 @@
 """The state of each step whose full data is kept."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from relibra.errors import Corrupt, NotFound
 from relibra.planning.plan import Level
@@ -69,7 +70,9 @@ class Steps(Connected):
     async def _states(self, attempt: AttemptId, steps: Iterable[int]) -> list[tuple[StepRecord, bool]]:
         """Return the states of some steps, each with whether the attempt still kept its data when all was read."""
         keys, numbers = AttemptKeys.of_attempt(attempt), list(steps)
-        answers = await self._answers(
+        # A lease belongs to a job, which has the step solved that waits longest.
+        lease: list[tuple[Any, ...]] = [("exists", keys.job.of("lease")), ("zrange", keys.of("pending"), 0, 0)]
+        of_steps = [
             question
             for step in numbers
             for question in (
@@ -81,10 +84,11 @@ class Steps(Connected):
                 ("hget", keys.step(step, "schedule"), "level"),
                 ("zscore", keys.of("steps"), str(step)),
             )
-        )
+        ]
+        has_lease, first_pending, *answers = await self._answers([*lease, *of_steps])
+        solved = int(first_pending[0]) if has_lease and first_pending else None
         records = []
-        of_steps = zip(*[iter(answers)] * _ANSWERS_PER_STEP, strict=True)
-        for step, of_step in zip(numbers, of_steps, strict=True):
+        for step, of_step in zip(numbers, zip(*[iter(answers)] * _ANSWERS_PER_STEP, strict=True), strict=True):
             num_sequences, policies, submitted_at, plan, failure, level, score = of_step
             try:
                 record = decode_plan_record(attempt.job_id, step, plan)
@@ -100,6 +104,7 @@ class Steps(Connected):
                 plan=record,
                 failure=None if failure is None else failure.decode(),
                 level=None if level is None else Level(level.decode()),
+                is_leased=step == solved,
             )
             records.append((state, score is not None))
         return records

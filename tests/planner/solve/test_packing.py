@@ -29,7 +29,7 @@ from relibra.planning.packing.repack import repack
 from relibra.planning.plan import Level
 from relibra.planning.schedule import PackingRules
 from relibra.rollout import RolloutReporter
-from relibra.store import PackingNote, Store
+from relibra.store import PackingNote, PackingState, Store
 from relibra.v1 import plan_pb2_grpc
 from relibra.wire.channel import open_channel
 from relibra.wire.client import PlannerClient
@@ -165,10 +165,10 @@ def test_S9_how_the_newest_packing_ended_is_kept(
         return note
 
     _, reason = client.pack(job_id, 1, ids, LENGTH_S, SCHEDULE)
-    assert (newest().step, newest().is_packed, newest().text) == (1, True, reason)
+    assert (newest().step, newest().state, newest().text) == (1, PackingState.PACKED, reason)
     with pytest.raises(NotFound):
         client.pack(job_id, 2, ids, LENGTH_S, SCHEDULE)
-    assert (newest().step, newest().is_packed) == (2, False)
+    assert (newest().step, newest().state) == (2, PackingState.REFUSED)
     assert "8 of 8 scheduled sequences were never reported" in newest().text
     with pytest.raises(InvalidInput):
         client.pack(job_id, 1, ids, LENGTH_S, SCHEDULE, token_budget=3)
@@ -193,12 +193,12 @@ def test_S9_a_driver_that_stops_waiting_is_known(store: Store, run: Loop, redis_
                     await asyncio.to_thread(client.pack, "job", 1, ids, LENGTH_S, SCHEDULE, timeout_s=3)
             job = await store.get_job("job")
             async with asyncio.timeout(60):
-                while (note := await store.get_packing(job)) is None:
+                while not (note := await store.get_packing(job)) or note.is_open:
                     pass
         finally:
             os.kill(solver, signal.SIGCONT)
             await planner.stop()
-        assert (note.step, note.is_packed) == (1, False)
+        assert (note.step, note.state) == (1, PackingState.REFUSED)
         assert re.fullmatch(r"the driver stopped waiting after \d+\.\d s", note.text)
 
     run(scenario())

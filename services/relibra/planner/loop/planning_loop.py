@@ -19,7 +19,7 @@ from relibra.planner.plan_notifier import PlanNotifier, wait_until_set
 from relibra.planner.settings import PlannerSettings
 from relibra.planner.solve.packing import PackTask
 from relibra.refusal_log import RefusalLog
-from relibra.store import EncodedPlan, Lease, Store
+from relibra.store import EncodedPlan, Lease, PackingState, Store
 
 logger = logging.getLogger(__name__)
 
@@ -153,6 +153,8 @@ class PlanningLoop:
     async def _pack(self, pack: WaitingPack) -> None:
         """Pack, and let the caller know how that ended."""
         try:
+            with contextlib.suppress(Unavailable):  # the note is for pages, and packing needs Redis in any case
+                await self._store.note_packing(pack.task.job, pack.task.step, PackingState.PACKING)
             pack.answer(await self._solver.pack(pack.task))
         except RelibraError as error:
             pack.answer(error)

@@ -16,7 +16,7 @@ from relibra.planner.serve.step_watch import StepWatch
 from relibra.planner.solve.packing import PackTask
 from relibra.planning import Schedule
 from relibra.planning.plan import Level
-from relibra.store import JobRecord, Refused, StepRecord, Store
+from relibra.store import JobRecord, PackingState, Refused, StepRecord, StepState, Store
 from relibra.v1 import plan_pb2, plan_pb2_grpc
 from relibra.wire.job_id import check_job_id
 from relibra.wire.messages import decode_schedule, decode_sequences, has_micro_batches
@@ -91,20 +91,20 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         return sequence_ids, schedule
 
     async def Pack(self, request: plan_pb2.PackRequest, context: Any) -> plan_pb2.PackResponse:
-        """Return a schedule that is no worse than the caller's own, for reported sequences; keep how that ended."""
+        """Return a schedule that is no worse than the caller's own, for reported sequences; keep how far that is."""
         job = await self._attempts.job(check_job_id(request.job_id), request.epoch)
         step = self._admission.check_step(request.step)
         began_s = time.monotonic()
         try:
             schedule, reason = await self._pack(job, step, request)
         except RelibraError as error:
-            await self._note_packing(job, step, str(error), is_packed=False)
+            await self._note_packing(job, step, PackingState.REFUSED, str(error))
             raise
         except asyncio.CancelledError:
             text = f"the driver stopped waiting after {time.monotonic() - began_s:.1f} s"
-            await self._note_packing(job, step, text, is_packed=False)
+            await self._note_packing(job, step, PackingState.REFUSED, text)
             raise
-        await self._note_packing(job, step, reason, is_packed=True)
+        await self._note_packing(job, step, PackingState.PACKED, reason)
         return encode_packed(schedule, reason)
 
     async def _pack(self, job: JobRecord, step: int, request: plan_pb2.PackRequest) -> tuple[Schedule, str]:
@@ -112,6 +112,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         task = await self._admission.large.work(request.ByteSize(), lambda: self._decode_task(job, step, request))
         await self._check_reported(job, step, task.sequence_ids)
         with self._admission.packings.hold(job.job_id):
+            await self._note_packing(job, step, PackingState.QUEUED)
             return await self._planning.pack(task)
 
     def _decode_task(self, job: JobRecord, step: int, request: plan_pb2.PackRequest) -> PackTask:
@@ -120,10 +121,10 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
         check_packing(self._admission, job, start)
         return PackTask(job=job, step=step, sequence_ids=sequence_ids, length_S=length_S, start=start, rules=rules)
 
-    async def _note_packing(self, job: JobRecord, step: int, text: str, *, is_packed: bool) -> None:
-        """Keep how a packing ended, for the pages; a caller who waits must hear of it even if Redis is away."""
+    async def _note_packing(self, job: JobRecord, step: int, state: PackingState, text: str = "") -> None:
+        """Keep how far a packing is, for the pages; a caller who waits must hear of it even if Redis is away."""
         with contextlib.suppress(Unavailable):
-            await self._store.note_packing(job, step, text, is_packed=is_packed)
+            await self._store.note_packing(job, step, state, text)
 
     async def FetchPlan(self, request: plan_pb2.FetchPlanRequest, context: Any) -> plan_pb2.FetchPlanResponse:
         """Return the plan of a step as soon as it is published; without a schedule, the newest one from history."""
@@ -168,4 +169,6 @@ def _waiting_for(record: StepRecord, obstacle: str) -> str:
     waiting_s = max(0.0, time.time() - record.submitted_at)
     if obstacle:
         return f"waiting for {waiting_s:.1f} s; unless another planner solves it, it waits for this one: {obstacle}"
-    return f"being solved for {waiting_s:.1f} s"
+    if record.state is StepState.QUEUED:
+        return f"waiting for a solver for {waiting_s:.1f} s: all are busy with other jobs or earlier steps"
+    return f"being solved, {waiting_s:.1f} s after its schedule came"
