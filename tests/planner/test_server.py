@@ -115,3 +115,39 @@ def test_L4_a_solve_that_outlasts_the_drain_is_left_to_another_planner(
     left = run(store.take_lease("job", 60))
     assert left is not None
     assert (left.step, left.token) == (1, 2)
+
+
+def test_S6_connections_beyond_their_number_are_closed_at_once(
+    redis_url: str, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 4)
+    greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)  # RFC 9113: preface and SETTINGS
+
+    async def scenario() -> None:
+        planner = PlannerServer(PlannerSettings.load(redis_url=redis_url, port=0, num_solvers=1))
+        host, _, port = (await planner.start()).rpartition(":")
+
+        async def is_served() -> asyncio.StreamWriter | None:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            try:
+                writer.write(greeting)
+                if await reader.read(1):
+                    return writer
+            except ConnectionError:
+                pass
+            writer.close()
+            return None
+
+        try:
+            async with asyncio.timeout(60):
+                opened = [await is_served() for _ in range(4)]
+                assert None not in opened
+                assert await is_served() is None
+                for writer in filter(None, opened):
+                    writer.close()
+                while await is_served() is None:
+                    pass
+        finally:
+            await planner.stop()
+
+    run(scenario())

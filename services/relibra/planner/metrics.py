@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
@@ -101,6 +102,8 @@ class Metrics:
         self.redis_unfit = gauge("redis_unfit", unfit)
         forgets = "1 while a kill of Redis may lose what it acknowledged, which was so when the planner started."
         self.redis_forgets = gauge("redis_forgets", forgets)
+        files = "Open files and connections, as a part of those that this planner may open."
+        self._files = gauge("files_ratio", files)
         self.redis_losses = counter("redis_losses", "How often Redis had lost data, by what.", "lost")
         for lost in get_args(Lost):
             self.redis_losses.labels(lost)
@@ -160,6 +163,10 @@ class Metrics:
         """Return why the planner must be started again; empty while it is alive."""
         still_s = self._clock() - self._ran_at
         return f"the event loop has not run for {still_s:.0f} s" if still_s > HUNG_AFTER_S else self._ended
+
+    def watch_files(self, num_files: int) -> None:
+        """Let `/metrics` say which part of `num_files` is open."""
+        self._files.set_function(lambda: sum(1 for _ in Path("/dev/fd").glob("*")) / num_files)
 
     def tell_ready(self, reason: str) -> None:
         """Let `/metrics` and `/readyz` say that the planner is ready, or why it is not."""

@@ -13,7 +13,14 @@ import grpc.aio
 from relibra.errors import RelibraError, Unavailable
 from relibra.planner.limits.admission import MAX_CALLS, Admission, max_part_size_bytes
 from relibra.planner.limits.large_messages import SWITCH_INTERVAL_S
-from relibra.planner.limits.machine import container_bytes, container_cores, tell_of_room, with_memory, with_threads
+from relibra.planner.limits.machine import (
+    container_bytes,
+    container_cores,
+    tell_of_room,
+    with_files,
+    with_memory,
+    with_threads,
+)
 from relibra.planner.loop.planning_loop import PlanningLoop
 from relibra.planner.loop.step_expiry import StepExpiry
 from relibra.planner.metrics import Metrics
@@ -40,6 +47,8 @@ logger = logging.getLogger(__name__)
 DRAIN_TIMEOUT_S = 10.0
 MAX_CALLS_PER_CONNECTION = 1024
 """Further calls of a connection wait at the caller; a proxy opens more connections."""
+MAX_CONNECTIONS = 2 * MAX_CALLS
+"""Ranks without an open call have a connection too. gRPC closes further connections at once."""
 SERVICES = tuple(f"relibra.v1.{name}Service" for name in ("Job", "Routing", "Plan", "Execution"))
 
 _GC_THRESHOLD = 10_000
@@ -59,6 +68,8 @@ _OPTIONS = (
     ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_CALLS),
     # Clients ping every 30 s on idle streams; by default gRPC treats pings more often than every 300 s as abuse.
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    # Of callers who never finish their handshake. By default gRPC waits for 120 s.
+    ("grpc.server_handshake_timeout_ms", 20_000),
     # Frees the memory of connections whose peer vanished without closing them.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
@@ -139,10 +150,16 @@ class PlannerServer:
 
     def _bind(self) -> tuple[grpc.aio.Server, str]:
         settings = self._settings
+        num_connections, num_files = with_files(MAX_CONNECTIONS)
+        self._metrics.watch_files(num_files)
         access = Access(self._store, is_required=settings.auth == "required", trust_domain=settings.trust_domain)
         server = grpc.aio.server(
             interceptors=[CallInterceptor(access, self._admission, self._metrics)],
-            options=(*_OPTIONS, ("grpc.max_receive_message_length", max_part_size_bytes(settings.max_cells))),
+            options=(
+                *_OPTIONS,
+                ("grpc.max_receive_message_length", max_part_size_bytes(settings.max_cells)),
+                ("grpc.max_allowed_incoming_connections", num_connections),
+            ),
         )
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         address = f"{host}:{settings.port}"

@@ -6,6 +6,7 @@ of the container at the start of each period; then the kernel stops all its thre
 """
 
 import logging
+import resource
 from pathlib import Path
 
 from relibra.planner.settings import PlannerSettings
@@ -17,6 +18,8 @@ PLANNER_BYTES = 2 << 30
 WORKER_BYTES = 1 << 29
 """What a solver takes beside its arrays."""
 _LEAST_BYTES = 1 << 26
+_OTHER_FILES = 1024
+"""Files that a planner opens beside its connections: to Redis, to its solvers, and code."""
 _ROOT = Path("/sys/fs/cgroup")
 
 
@@ -44,6 +47,28 @@ def container_bytes(root: Path = _ROOT) -> int | None:
         # Version 1 of control groups writes a number near 2**63 for "no limit".
         return int(text) if text.isdecimal() and int(text) < 1 << 60 else None
     return None
+
+
+def with_files(num_connections: int) -> tuple[int, int]:
+    """Let this process open a file for each connection, as far as its hard limit allows; warn if it does not.
+
+    Returns:
+        How many connections it may take, and how many files it may open in all.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = num_connections + _OTHER_FILES
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < wanted:
+        logger.warning(
+            "this process may open %d files, so this planner takes fewer than %d connections: raise its hard limit "
+            "(ulimit -Hn) to %d",
+            most,
+            num_connections,
+            wanted,
+        )
+    return min(num_connections, max(most - _OTHER_FILES, most // 2)), most
 
 
 def needed_bytes(settings: PlannerSettings) -> int:
