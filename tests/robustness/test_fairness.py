@@ -16,7 +16,7 @@ import pytest
 from harness.redis_deployments import OneServer
 from harness.robustness.attacks import Target
 from harness.robustness.fairness import MAX_RATIO, Fairness, attacking, p99_s
-from harness.robustness.world import SCHEDULE, Planner, World, again, create_tokens, figure
+from harness.robustness.world import SCHEDULE, Planner, World, again, create_tokens, figure, metrics_url
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, Service, report_sequences
 from harness.watched_job import WatchedJob
 from relibra.planning import Cluster, Model, Phase
@@ -48,6 +48,8 @@ class Row:
     has_token: bool = True
     attacked_s: float = ATTACKED_S
     max_ratio: float = MAX_RATIO
+    on_metrics: bool = False
+    """Whether the port of metrics and probes is attacked."""
     has_control: bool = False
     """Whether quiet means that another service is attacked, because the attack keeps the machine busy as well."""
 
@@ -127,6 +129,13 @@ ON_PLANNERS = [
         attack="job ids of 50 MiB, no auth",
         stopped_by="a part of a message has at most 1 MiB",
         has_token=False,
+    ),
+    Row(
+        name="scrapes",
+        attack="32 clients that scrape without a pause, 400 idle connections to the port of metrics",
+        stopped_by="64 connections, of which the oldest makes room, and 100 new ones per second",
+        has_token=False,
+        on_metrics=True,
     ),
 ]
 ON_STATUS = [
@@ -216,7 +225,8 @@ def test_S6_a_plan_comes_in_time_beside_an_attack(
             again(lambda: client.fetch_plan("victim", step, MODEL, wait_s=60))
             return time.monotonic() - started_at
 
-        found = measure(row, Target(address=planner.address, token=attacker if row.has_token else ""), wait)
+        address = metrics_url(planner) if row.on_metrics else planner.address
+        found = measure(row, Target(address=address, token=attacker if row.has_token else ""), wait)
     measured.append(found)
     check(found, row, planner, 'relibra_planner_limited_total{limit="%s"}')
 

@@ -130,7 +130,7 @@ def test_a_step_of_an_attempt_that_is_over_does_not_promise_a_plan(
     ]
     run(restarted.collect(3))
     run(store.put_schedule(restarted.record, 3, restarted.ids, restarted.schedule))
-    assert "is being solved" in http.get("/v1/jobs/job/steps/3/explain").json()["headline"]
+    assert "waits for a solver" in http.get("/v1/jobs/job/steps/3/explain").json()["headline"]
     run(restarted.restart(THIRD))
     said = http.get("/v1/jobs/job/steps/3/explain?attempt=2").json()["headline"]
     assert "the attempt ended before the step had its plan" in said

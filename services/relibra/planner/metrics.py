@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
@@ -128,7 +129,7 @@ class Metrics:
             Unavailable: the port is in use.
         """
         try:
-            server = make_server(host, port, self._answer, ThreadingWSGIServer, handler_class=_Silent)
+            server = make_server(host, port, self._answer, _Server, handler_class=_Silent)
         except OSError as error:
             raise Unavailable(f"cannot listen on {host}:{port} for metrics: {error.strerror}") from error
         threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
@@ -195,6 +196,30 @@ class Metrics:
             due = loop.time() + _LAG_INTERVAL_S
             await asyncio.sleep(_LAG_INTERVAL_S)
             self.lag_s.observe(max(0.0, loop.time() - due))
+
+
+class _Server(ThreadingWSGIServer):
+    """Answers a request per connection, each in a thread; many connections take little from the planner (S6)."""
+
+    request_queue_size = 64
+    """Connections that wait to be accepted; at 100 per second, less than a second."""
+    _ACCEPT_INTERVAL_S = 0.01
+    _MAX_OPEN = 64
+    """Beyond it the oldest connection makes room, because one that sends a request is answered at once."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self._open: list[socket.socket] = []
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Take a connection, and wait a little before the next one."""
+        self._open = [connection for connection in self._open if connection.fileno() >= 0]
+        if len(self._open) >= self._MAX_OPEN:
+            with contextlib.suppress(OSError):  # its thread ended just now
+                self._open.pop(0).shutdown(socket.SHUT_RDWR)
+        self._open.append(request)
+        super().process_request(request, client_address)
+        time.sleep(self._ACCEPT_INTERVAL_S)
 
 
 class _Silent(WSGIRequestHandler):

@@ -1,4 +1,4 @@
-"""Attacks on the status service, in the form of those on a planner (`harness.robustness.attacks`)."""
+"""Attacks over HTTP on services and on the port of metrics, in the form of those on a planner (`attacks`)."""
 
 import contextlib
 import http.client
@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from urllib.parse import urlsplit
 
 from harness.robustness.attacks import Target
@@ -31,18 +31,27 @@ def unfinished_heads(target: Target, num_heads: int = 900) -> Iterator[str]:
     yield from _held(target, num_heads, b"GET /v1/jobs HTTP/1.1\r\nhost: localhost\r\n%s")
 
 
+def scrapes(target: Target) -> Iterator[str]:
+    """Hold idle connections, and scrape without a pause over others."""
+    idle, scraping = _held(target, 400, b"GET /%s"), _asking(target, 32, [""])
+    with contextlib.closing(idle), contextlib.closing(scraping):
+        while True:
+            next(idle)
+            yield next(scraping)
+
+
 def four_readers_of_heavy_answers(target: Target) -> Iterator[str]:
     """Ask for heavy answers over four connections."""
-    yield from _heavy_answers(target, 4)
+    yield from _asking(target, 4, HEAVY_ANSWERS)
 
 
 def twenty_readers_of_heavy_answers(target: Target) -> Iterator[str]:
     """Ask for heavy answers over twenty connections."""
-    yield from _heavy_answers(target, 20)
+    yield from _asking(target, 20, HEAVY_ANSWERS)
 
 
-def _heavy_answers(target: Target, num_readers: int) -> Iterator[str]:
-    """Ask for one heavy answer after another over each of some connections."""
+def _asking(target: Target, num_readers: int, paths: Sequence[str]) -> Generator[str, None, None]:
+    """Ask for one path after another over each of some connections."""
     answers: deque[str] = deque(maxlen=1)
     may_go_on = threading.Event()
     may_go_on.set()
@@ -50,12 +59,15 @@ def _heavy_answers(target: Target, num_readers: int) -> Iterator[str]:
     def read() -> None:
         url = urlsplit(target.address)
         while may_go_on.is_set():
-            for path in HEAVY_ANSWERS:
+            for path in paths:
                 with contextlib.closing(http.client.HTTPConnection(url.netloc, timeout=120)) as connection:
-                    connection.request("GET", path, headers={"authorization": f"Bearer {target.token}"})
-                    response = connection.getresponse()
-                    response.read()
-                    answers.append(str(response.status))
+                    try:
+                        connection.request("GET", path or url.path, headers={"authorization": f"Bearer {target.token}"})
+                        response = connection.getresponse()
+                        response.read()
+                        answers.append(str(response.status))
+                    except OSError as error:
+                        answers.append(type(error).__name__)
 
     readers = [threading.Thread(target=read) for _ in range(num_readers)]
     for reader in readers:
@@ -70,7 +82,7 @@ def _heavy_answers(target: Target, num_readers: int) -> Iterator[str]:
             reader.join()
 
 
-def _held(target: Target, number: int, text: bytes) -> Iterator[str]:
+def _held(target: Target, number: int, text: bytes) -> Generator[str, None, None]:
     """Hold connections open, and open each one again that the service ends."""
     head = text % (f"authorization: Bearer {target.token}\r\n".encode() if target.token else b"")
     open_sockets: list[socket.socket] = []

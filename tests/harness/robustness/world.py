@@ -221,10 +221,14 @@ def resident_kib(pid: int) -> int:
 
 def figure(service: Service, metric: str) -> float:
     """Return a figure of a service that serves metrics; labels, if any, belong to the name: `name{label="value"}`."""
-    url = service.log().partition("metrics on ")[2].split()[0]
-    with urllib.request.urlopen(url, timeout=30) as response:
+    with urllib.request.urlopen(metrics_url(service), timeout=30) as response:
         lines = response.read().decode().splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{metric} "))
+
+
+def metrics_url(service: Service) -> str:
+    """Return the URL at which a service shows its metrics."""
+    return service.log().partition("metrics on ")[2].split()[0]
 
 
 def create_tokens(world: World) -> tuple[str, str]:
