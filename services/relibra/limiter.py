@@ -131,11 +131,15 @@ class Limiter:
     def _make_room(self, identity: str) -> None:
         holds = self._holds.get(identity, set())
         if self._per_identity is not None and len(holds) >= self._per_identity:
+            refusal = self._refusal(
+                f"{self._holder} {identity!r} has {self._per_identity} {self._what} at this service"
+            )
+            if self._idle_s is None:
+                raise refusal
+            # Only where holds make room: comparing thousands of them would take longer than all else of a refusal.
             oldest = min(holds, key=lambda hold: hold.used_at)
-            if self._idle_s is None or time.monotonic() - oldest.used_at < self._idle_s:
-                raise self._refusal(
-                    f"{self._holder} {identity!r} has {self._per_identity} {self._what} at this service"
-                )
+            if time.monotonic() - oldest.used_at < self._idle_s:
+                raise refusal
             self._release(identity, oldest)
             oldest.is_over.set()
         if self._total is not None and self._num_holds >= self._total:
