@@ -16,6 +16,7 @@ from relibra.planner.limits.large_messages import SWITCH_INTERVAL_S
 from relibra.planner.limits.machine import (
     container_bytes,
     container_cores,
+    return_memory,
     tell_of_room,
     with_files,
     with_memory,
@@ -120,6 +121,7 @@ class PlannerServer:
             for work in (
                 self._health.follow_redis(),
                 self._metrics.watch_event_loop(),
+                return_memory(),
                 self._solver.run(),
                 StepExpiry(self._store, self._metrics, settings).run(),
             )
