@@ -3,6 +3,7 @@
 import contextlib
 import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from harness.robustness.attacks import (
     job_ids_of_megabytes,
     shapes_of_many_extents,
 )
+from harness.robustness.raw_http2 import RawConnection
 from harness.robustness.world import Planner, World, create_tokens, figure, is_serving, resident_kib, take_step
 from harness.services import CLUSTER, MODEL, PARAMS, count, eventually, routed_experts
 from relibra.errors import InvalidInput, LimitExceeded
@@ -193,6 +195,38 @@ def test_S7_a_cost_model_of_many_points_is_refused(world: World, attacker: Crede
 
 
 @pytest.mark.long
+def test_S7_half_closed_connections_end(world: World) -> None:
+    planner = world.start_planner()
+    take_step(planner, 1)
+
+    def num_files() -> int:
+        return len(list(Path(f"/proc/{planner.process.pid}/fd").iterdir()))
+
+    with world.fault("200 connections that are closed on one side", "S7") as clock, contextlib.ExitStack() as stack:
+        before = num_files()
+        for _ in range(200):
+            stack.enter_context(RawConnection(planner.address)).half_close()
+        clock.restart()
+        eventually(lambda: num_files() < before + 20)
+        clock.stop()
+
+
+@pytest.mark.long
+def test_S7_headers_without_an_end_leave_no_memory_behind(world: World) -> None:
+    planner = world.start_planner()
+    take_step(planner, 1)
+    with world.fault("16 connections send 9 MiB of headers without an end each", "S7") as clock:
+        before_kib = resident_kib(planner.process.pid)
+        with contextlib.ExitStack() as stack:
+            for connection in [stack.enter_context(RawConnection(planner.address)) for _ in range(16)]:
+                connection.send_headers_without_an_end(800)
+            assert resident_kib(planner.process.pid) - before_kib > MAX_GROWTH_KIB
+        clock.restart()
+        eventually(lambda: resident_kib(planner.process.pid) - before_kib < MAX_GROWTH_KIB, within_s=60)
+        take_step(planner, 2)
+        clock.stop()
+
+
 @pytest.mark.parametrize("size_bytes", [pytest.param(1 << 20, marks=pytest.mark.long), 15 << 20])
 def test_S7_job_ids_of_megabytes_are_not_kept(world: World, size_bytes: int) -> None:
     planner = world.start_planner()

@@ -8,7 +8,7 @@ import struct
 from typing import Self
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
 _END_STREAM, _END_HEADERS, _ACK = 1, 4, 1
 _CHUNK_SIZE_BYTES = 16_384
 _INITIAL_WINDOW_BYTES = 65_535
@@ -55,6 +55,17 @@ class RawConnection:
         self._stream_window_bytes[stream] = self._initial_window_bytes
         self._send(_frame(_HEADERS, _END_HEADERS, stream, block))
         return stream
+
+    def send_headers_without_an_end(self, num_frames: int) -> None:
+        """Start a call with frames of headers, none of which is the last one, or until the server hangs up."""
+        block = (b"\x00" + _text("name") + _text("value")) * (_CHUNK_SIZE_BYTES // 16)
+        self._send(_frame(_HEADERS, 0, self._next_stream, block))
+        for _ in range(num_frames):
+            self._send(_frame(_CONTINUATION, 0, self._next_stream, block))
+
+    def half_close(self) -> None:
+        """Send nothing more, and leave the connection open for what the server sends."""
+        self._socket.shutdown(socket.SHUT_WR)
 
     def send_part(self, stream: int, part_size_bytes: int, message_size_bytes: int) -> int:
         """Send the beginning of a message; return how many bytes the server took before it stopped taking any."""
