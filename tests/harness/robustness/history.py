@@ -37,6 +37,8 @@ class History:
         self._path = path
         self._lock = threading.Lock()
         self._num_events = 0
+        self.num_planned = 0
+        """How many plans clients saw."""
         path.touch()
 
     def __len__(self) -> int:
@@ -47,6 +49,7 @@ class History:
         with self._lock, self._path.open("a") as file:
             file.write(json.dumps(asdict(event)) + "\n")
             self._num_events += 1
+            self.num_planned += event.kind == "planned"
 
     def read(self) -> list[Event]:
         """Return all events in the order in which they were recorded."""
