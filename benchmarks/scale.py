@@ -5,8 +5,8 @@
 Loads are mixtures of the workloads in `deepseek-v3_counts_dev.npz` (see `workload_mix`). Every case runs in its own
 process with compiled code already loaded; times are the least of several calls. `input_mib` is the memory of that
 process before it plans, with the counts; `peak_mib` is its largest memory. `publish_s` is the time to check and encode
-the plan, and `begin_ms` that of a rank in `begin_step`, without what it waits for. A run of all cases writes
-`results/scale.json`.
+the plan, and `begin_ms` that of a rank in `begin_step`, without what it waits for. `exponent` is the power of
+the extent that grew since the row before with which plan time grew. A run of all cases writes `results/scale.json`.
 """
 
 import argparse
@@ -16,6 +16,8 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import pairwise
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +73,13 @@ _CASES = [
     *(Case(case="micro-batches", num_micro_batches=number) for number in (8, 16, 64, 128)),
     *(Case(case="experts", num_experts=number) for number in (64, 128, 512)),
     *(Case(case="nodes", num_nodes=number) for number in (1, 2, 4, 16, 32)),
+    *(Case(case="nodes, 512 experts", num_nodes=number, num_experts=512, num_calls=2) for number in (16, 32, 64)),
     Case(case="512 ranks", num_nodes=64, num_micro_batches=128, num_experts=512, num_calls=2),
+    *(
+        Case(case="EP groups of 512 ranks", num_nodes=64, num_ep_groups=number, num_experts=512, num_calls=2)
+        for number in (1, 2)
+    ),
+    *(Case(case="EP groups", num_ep_groups=number, num_calls=2) for number in (1, 2, 4, 8, 16)),
     Case(case="8 EP groups", num_ep_groups=8, num_micro_batches=128, num_calls=2),
 ]
 
@@ -171,6 +179,15 @@ def _run(case: Case, num_threads: int) -> dict[str, Any]:
     }
 
 
+def _tell_growth(rows: list[dict[str, Any]]) -> None:
+    """Add to each row how plan time grew since the row before: as which power of the extent that grew."""
+    for before, row in pairwise(rows):
+        grown = [name for name in row if name.startswith("num_") and name != "num_cells" and row[name] != before[name]]
+        if row["case"] == before["case"]:
+            (name,) = grown
+            row["exponent"] = log(row["plan_time_s"] / before["plan_time_s"]) / log(row[name] / before[name])
+
+
 def main() -> None:
     """Measure, print the table and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -182,6 +199,7 @@ def main() -> None:
         if arguments.case in (None, case.case):
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 rows.append(pool.apply(_run, (case, arguments.threads)))
+    _tell_growth(rows)
     results.show(f"large steps, 2 redundant slots, {arguments.threads} thread(s)", rows)
     if arguments.case is None:
         results.write("scale", rows, threads=arguments.threads, redundant_slots=2)
