@@ -20,7 +20,7 @@ from relibra.planning.launch import Launch
 from relibra.status.app import create_metrics_app
 from relibra.status.serve import StatusServer
 from relibra.status.settings import StatusSettings
-from relibra.store import Store
+from relibra.store import PackingState, Store
 from relibra.store.keys import JobKeys
 from relibra.store.tokens import Role
 
@@ -70,9 +70,9 @@ def test_S9_a_packing_that_gave_up_is_told_of_until_one_packs(
         return 'relibra_packing_gave_up{job_id="job"} 1.0' in http.get("/metrics").text.splitlines()
 
     assert not is_told()
-    run(store.note_packing(job.record, 5, "it took longer than 10 s", is_packed=False))
+    run(store.note_packing(job.record, 5, PackingState.REFUSED, "it took longer than 10 s"))
     assert is_told()
-    run(store.note_packing(job.record, 6, "packed", is_packed=True))
+    run(store.note_packing(job.record, 6, PackingState.PACKED, "packed"))
     assert not is_told()
 
 

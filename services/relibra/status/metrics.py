@@ -24,7 +24,7 @@ from relibra.status.glance import JobGlance
 from relibra.status.health import JobState
 from relibra.status.refusals import Bound
 from relibra.status.step_figures import PHASE_FIGURES
-from relibra.store import PlanRecord
+from relibra.store import PackingState, PlanRecord
 
 
 async def scrape(context: Context, viewer: Viewer) -> Response:
@@ -105,7 +105,7 @@ class _Families:
         for obstacle in Obstacle:
             gauge("not_balancing", text, obstacle is balance.obstacle, obstacle=obstacle)
         text = "1 if the newest packing of the attempt ended without a packed schedule, else 0."
-        gauge("packing_gave_up", text, glance.packing is not None and not glance.packing.is_packed)
+        gauge("packing_gave_up", text, glance.packing is not None and glance.packing.state is PackingState.REFUSED)
         text = "The first of the newest steps in a row without a plan."
         gauge("not_balancing_since_step", text, balance.since_step)
         text = "How many of the newest executed steps ran without a plan."
