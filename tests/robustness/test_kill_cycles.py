@@ -91,7 +91,10 @@ def traffic(planner: Planner) -> Iterator[Stream]:
 
 def test_L3_nothing_acknowledged_is_lost_in_kill_cycles(world: World, round_number: int) -> None:
     planner = world.start_planner(
-        RELIBRA_RETAINED_STEPS="1000000", RELIBRA_MAX_OPEN_STEPS="64", RELIBRA_MAX_INGEST_BYTES_PER_S="100000"
+        RELIBRA_RETAINED_STEPS="1000000",
+        RELIBRA_MAX_OPEN_STEPS="64",
+        RELIBRA_MAX_INGEST_BYTES_PER_S="100000",
+        RELIBRA_MAX_SEQUENCES="10000000",
     )
     rng, slowest_s = Random(round_number), 0.0
     quiet_s = measure_quiet_recovery(world, planner)
