@@ -132,7 +132,7 @@ ON_PLANNERS = [
     ),
     Row(
         name="scrapes",
-        attack="32 clients that scrape without a pause, 400 idle connections to the port of metrics",
+        attack="8 clients that scrape without a pause, 400 idle connections to the port of metrics",
         stopped_by="64 connections, of which the oldest makes room, and 100 new ones per second",
         has_token=False,
         on_metrics=True,

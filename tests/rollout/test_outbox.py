@@ -178,9 +178,11 @@ def test_a_sender_that_waits_is_woken_by_a_sequence_and_by_the_end() -> None:
     assert got == [(1, "a"), (2, "b")]
 
 
-@given(st.lists(st.sampled_from(["put", "send", "answer one", "break"]), max_size=60))
-def test_L3_every_sequence_is_answered_exactly_once_whatever_breaks(actions: list[str]) -> None:
-    box = outbox()
+@given(
+    st.lists(st.sampled_from(["put", "send", "answer one", "break"]), max_size=60), st.sampled_from([1, 100, 1 << 20])
+)
+def test_L3_every_sequence_is_answered_exactly_once_whatever_breaks(actions: list[str], size_bytes: int) -> None:
+    box = outbox(request_size_bytes=size_bytes)
     sent, on_the_way, kept, num_put = open_stream(box), [], [], 0
     for action in [*actions, "break", *["send", "answer one"] * len(actions)]:
         match action:
@@ -188,7 +190,8 @@ def test_L3_every_sequence_is_answered_exactly_once_whatever_breaks(actions: lis
                 put(box, str(num_put))
                 num_put += 1
             case "send" if len(kept) + len(on_the_way) < num_put:
-                on_the_way += take(sent, 1)
+                ordinal, sequences = next(sent)
+                on_the_way += [(ordinal + index, one.sequence_id) for index, one in enumerate(sequences)]
             case "answer one" if on_the_way:
                 ordinal, name = on_the_way.pop(0)
                 box.answer(ordinal, {})

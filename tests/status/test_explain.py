@@ -60,7 +60,8 @@ def test_a_plan_is_explained_by_its_prediction() -> None:
     ("step", "words"),
     [
         (STEP, "12 sequences have been reported"),
-        (replace(STEP, submitted_at=1.0), "is being solved"),
+        (replace(STEP, submitted_at=1.0), "waits for a solver"),
+        (replace(STEP, submitted_at=1.0, is_leased=True), "is being solved"),
         (replace(STEP, num_sequences=0, submitted_at=1.0, level=Level.HISTORY), "planned from the loads of earlier"),
         (replace(STEP, num_sequences=0), "nobody scheduled the step"),
         (replace(STEP, failure="no load"), "there is no plan: no load"),

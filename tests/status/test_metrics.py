@@ -17,6 +17,7 @@ from harness.watched_job import WatchedJob
 from relibra import service_log
 from relibra.errors import Unavailable
 from relibra.planning.launch import Launch
+from relibra.status import metrics
 from relibra.status.app import create_metrics_app
 from relibra.status.serve import StatusServer
 from relibra.status.settings import StatusSettings
@@ -76,7 +77,20 @@ def test_S9_a_packing_that_gave_up_is_told_of_until_one_packs(
     assert not is_told()
 
 
-def test_S9_tokens_that_end_are_told_of_while_they_are_valid(http: TestClient, store: Store, run: Loop) -> None:
+def test_of_a_job_that_is_silent_for_an_hour_only_attempt_health_and_savings_are_told(
+    http: TestClient, job: WatchedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "relibra_not_balancing" in http.get("/metrics").text
+    monkeypatch.setattr(metrics, "_LIVE_S", 0.0)
+    told = http.get("/metrics").text
+    assert not re.search("relibra_(not_balancing|fallback_ranks|plan_latency_seconds|packing_gave_up)", told)
+    for name in ("job_health", "job_heard_timestamp_seconds", "lost_gpu_hours"):
+        assert f"relibra_{name}" in told
+
+
+def test_S9_tokens_that_end_are_told_of_while_they_are_valid(
+    http: TestClient, job: WatchedJob, store: Store, run: Loop
+) -> None:
     def due() -> dict[str, float]:
         pattern = r'^relibra_token_renewal_due_timestamp_seconds\{job_id="job",role="trainer",token_id="(\w+)"\} (\S+)$'
         return {name: float(at) for name, at in re.findall(pattern, http.get("/metrics").text, re.M)}

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +64,6 @@ def test_L3_a_rewrite_of_the_file_that_fails_is_seen_until_one_ends_well(
         ([{"server_time_usec": 40_000_000}, {"server_time_usec": 103_000_000}], 0, False, 60),
     ],
 )
-def test_the_worst_server_counts(infos: list[Mapping[str, Any]], share: float, fails: bool, offset_s: float) -> None:
-    state = ServerState.of(infos, 100.0)
+def test_the_worst_server_counts(infos: list[dict[str, Any]], share: float, fails: bool, offset_s: float) -> None:
+    state = ServerState.of([info | {"asked_at": 100.0} for info in infos])
     assert (state.memory_share, state.fails_to_rewrite, state.clock_offset_s) == (share, fails, offset_s)

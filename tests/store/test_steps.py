@@ -3,11 +3,13 @@ import time
 from typing import Any
 
 import pytest
+from redis import Redis
 
 from harness.services import Loop
-from harness.step_samples import expire, publish, report_all
-from relibra.errors import NotFound
+from harness.step_samples import IDS, SCHEDULE, expire, lease_of, publish, report_all
+from relibra.errors import Corrupt, NotFound
 from relibra.store import ExpiryCause, JobRecord, StepState, Store
+from relibra.store.keys import AttemptKeys
 
 
 def test_steps_are_listed_newest_first(store: Store, run: Loop, job: JobRecord) -> None:
@@ -15,6 +17,19 @@ def test_steps_are_listed_newest_first(store: Store, run: Loop, job: JobRecord) 
         report_all(store, run, step)
     assert [(each.step, each.num_sequences) for each in run(store.list_steps(job, limit=2))] == [(10, 8), (4, 8)]
     assert run(store.list_steps(dataclasses.replace(job, job_id="nobody"))) == []
+
+
+def test_the_step_that_a_planner_works_on_is_being_solved_and_later_ones_wait(
+    store: Store, run: Loop, job: JobRecord, redis_url: str
+) -> None:
+    report_all(store, run, 2)
+    lease_of(store, run, job, 1)
+    run(store.put_schedule(job, 2, IDS, SCHEDULE))
+    assert [step.state for step in run(store.list_steps(job))] == [StepState.QUEUED, StepState.SOLVING]
+    with Redis.from_url(redis_url) as redis:
+        redis.zadd(AttemptKeys.of_attempt(job).of("pending"), {"no number": 0})
+    with pytest.raises(Corrupt, match="pending"):
+        run(store.get_step(job, 1))
 
 
 def test_S9_a_step_that_is_not_there_is_expired_or_was_never_reported(store: Store, run: Loop, job: JobRecord) -> None:

@@ -10,7 +10,6 @@ from rich.markup import escape
 from relibra.cli.output import AsJson, hours_text, open_console, print_json, print_rows
 from relibra.cli.status_client import DEFAULT_URL, AttemptNumber, JobId, StatusClient, StatusUrl
 from relibra.errors import InvalidInput
-from relibra.store.records import PackingState
 
 _COLOURS = {
     "failing": "red",
@@ -74,7 +73,7 @@ def _print_job(console: Console, job: dict[str, Any]) -> None:
     if job["refused_launch"]:
         console.print(job["refused_launch"]["text"], style="yellow", markup=False)
     if packing := job["packing"]:
-        style = "yellow" if packing["state"] == PackingState.REFUSED else None
+        style = "yellow" if packing["state"] == "refused" else None
         text = f"{packing['headline']}: {packing['text']}" if packing["text"] else packing["headline"]
         console.print(text, style=style, markup=False)
     _print_facts(

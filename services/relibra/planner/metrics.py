@@ -103,7 +103,7 @@ class Metrics:
         self.redis_unfit = gauge("redis_unfit", unfit)
         forgets = "1 while a kill of Redis may lose what it acknowledged, which was so when the planner started."
         self.redis_forgets = gauge("redis_forgets", forgets)
-        files = "Open files and connections, as a part of those that this planner may open."
+        files = "Open files, almost all of them connections, as a part of the connections that this planner takes."
         self._files = gauge("files_ratio", files)
         self.redis_losses = counter("redis_losses", "How often Redis had lost data, by what.", "lost")
         for lost in get_args(Lost):
@@ -165,9 +165,9 @@ class Metrics:
         still_s = self._clock() - self._ran_at
         return f"the event loop has not run for {still_s:.0f} s" if still_s > HUNG_AFTER_S else self._ended
 
-    def watch_files(self, num_files: int) -> None:
-        """Let `/metrics` say which part of `num_files` is open."""
-        self._files.set_function(lambda: sum(1 for _ in Path("/dev/fd").glob("*")) / num_files)
+    def watch_files(self, num_connections: int) -> None:
+        """Let `/metrics` say which part of `num_connections` the open files are."""
+        self._files.set_function(lambda: sum(1 for _ in Path("/dev/fd").glob("*")) / num_connections)
 
     def tell_ready(self, reason: str) -> None:
         """Let `/metrics` and `/readyz` say that the planner is ready, or why it is not."""

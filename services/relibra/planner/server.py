@@ -1,7 +1,6 @@
 """The planner process: gRPC services on an address, and the planning loop beside them."""
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
@@ -109,7 +108,7 @@ class PlannerServer:
             raise
         machine_code.provide()
         self._solver = SolverPool(settings)
-        self._metrics.missing_solvers.set_function(lambda: settings.num_solvers - self._solver.num_warm)
+        self._metrics.missing_solvers.set_function(lambda: self._solver.num_missing)
         self._loop = PlanningLoop(self._store, self._solver, self._notifier, self._metrics, settings)
         self._health = Health(self._store, self._metrics, SERVICES, lambda: self._solver.lack)
         self._add_services()
@@ -152,8 +151,8 @@ class PlannerServer:
 
     def _bind(self) -> tuple[grpc.aio.Server, str]:
         settings = self._settings
-        num_connections, num_files = with_files(MAX_CONNECTIONS)
-        self._metrics.watch_files(num_files)
+        num_connections = with_files(MAX_CONNECTIONS)
+        self._metrics.watch_files(num_connections)
         access = Access(self._store, is_required=settings.auth == "required", trust_domain=settings.trust_domain)
         server = grpc.aio.server(
             interceptors=[CallInterceptor(access, self._admission, self._metrics)],
@@ -183,7 +182,7 @@ class PlannerServer:
         if settings.tls_cert_file is None or settings.tls_key_file is None:
             return None
         files = CertificateFiles(settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file)
-        self._metrics.certificate_due.set_function(lambda: files.renewal_due)
+        self._metrics.certificate_due.set_function(files.renewal_due)
         return files.to_grpc()
 
     async def stop(self) -> None:
@@ -197,13 +196,12 @@ class PlannerServer:
         await self._server.stop(DRAIN_TIMEOUT_S)
         try:
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
-                await self._planning
+                await asyncio.gather(self._planning, return_exceptions=True)
         except TimeoutError:
             logger.warning("a solve did not end within %.0f s; it is left to another planner", DRAIN_TIMEOUT_S)
         for task in self._watching:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*self._watching, return_exceptions=True)  # one that failed has said so
         self._admission.large.close()
         await self._solver.close()
         await self._store.close()

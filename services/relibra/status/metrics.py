@@ -1,9 +1,10 @@
 """Prometheus metrics, computed from the store at each scrape, so that every replica reports the same values."""
 
+import contextlib
 import functools
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fastapi import Response
@@ -12,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from relibra import service_log
+from relibra.errors import Corrupt
 from relibra.planning import Cause
 from relibra.planning.execution import INTENDED
 from relibra.planning.plan import Level
@@ -24,7 +26,9 @@ from relibra.status.glance import JobGlance
 from relibra.status.health import JobState
 from relibra.status.refusals import Bound
 from relibra.status.step_figures import PHASE_FIGURES
-from relibra.store import PackingState, PlanRecord
+from relibra.store import ALL_JOBS, PackingState, PlanRecord, TokenRecord
+
+_LIVE_S = 3600.0
 
 
 async def scrape(context: Context, viewer: Viewer) -> Response:
@@ -45,12 +49,10 @@ async def scrape(context: Context, viewer: Viewer) -> Response:
     gauge("status_unexpected_errors", errors, service_log.unexpected.number)
     offset = "How much the clock of this instance is ahead of that of Redis."
     gauge("status_clock_offset_seconds", offset, (await store.server_state()).clock_offset_s)
-    due = "When a token should have been renewed: a tenth of its time is left."
-    for token in (await store.list_tokens())[0]:
-        if token.expires_at is not None and viewer.may_see(token.job_id) and token.expires_at > time.time():
-            due_at = token.expires_at - (token.expires_at - token.created_at) / 10
-            named = {"token_id": token.token_id, "job_id": token.job_id, "role": token.role}
-            gauge("token_renewal_due_timestamp_seconds", due, due_at, **named)
+    live = {glance.job_id for glance, *_ in jobs if _is_live(glance)}
+    shown = live | {ALL_JOBS} if viewer.may_see(ALL_JOBS) else live
+    with contextlib.suppress(Corrupt):  # planners are not ready then, and say so
+        families.tell_tokens([token for token in (await store.list_tokens())[0] if token.job_id in shown])
     refused = "Requests, viewers and connections refused because of a setting."
     for bound in Bound:
         families.counter("status_refused", refused, context.refusals.counts[bound], setting=bound)
@@ -58,13 +60,19 @@ async def scrape(context: Context, viewer: Viewer) -> Response:
         gauge("job_broken", "1 for a job that cannot be read, which has no other metrics.", is_broken, job_id=job_id)
     for glance, num_planned, latest in jobs:
         families.tell_attempt(glance)
-        families.tell_health(glance)
-        families.tell_plans(glance.job_id, num_planned, pending[glance.job_id], latest)
-        families.tell_execution(glance)
         families.tell_savings(glance)
+        if glance.job_id in live:
+            families.tell_balance(glance)
+            families.tell_plans(glance.job_id, num_planned, pending[glance.job_id], latest)
+            families.tell_execution(glance)
     registry = CollectorRegistry()
     registry.register(families)
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _is_live(glance: JobGlance) -> bool:
+    """Return whether a job called within an hour. Nobody can mend the balance of a job that ended."""
+    return time.time() - (glance.attempt.heard_at or glance.attempt.began_at) < _LIVE_S
 
 
 class _Families:
@@ -95,12 +103,20 @@ class _Families:
         gauge("job_attempt_began_timestamp_seconds", "When the current attempt began.", attempt.began_at)
         heard = "When a trainer of the job last called a planner."
         gauge("job_heard_timestamp_seconds", heard, attempt.heard_at)
-
-    def tell_health(self, glance: JobGlance) -> None:
-        balance, gauge = glance.balance, functools.partial(self.gauge, job_id=glance.job_id)
         text = "1 for the state of the job, 0 for the other states."
         for verdict in JobState:
             gauge("job_health", text, verdict is glance.health.verdict, verdict=verdict)
+
+    def tell_tokens(self, tokens: Sequence[TokenRecord]) -> None:
+        text = "When a token should have been renewed: a tenth of its time is left."
+        for token in tokens:
+            if token.expires_at is not None and token.expires_at > time.time():
+                due_at = token.expires_at - (token.expires_at - token.created_at) / 10
+                labels = {"token_id": token.token_id, "job_id": token.job_id, "role": token.role}
+                self.gauge("token_renewal_due_timestamp_seconds", text, due_at, **labels)
+
+    def tell_balance(self, glance: JobGlance) -> None:
+        balance, gauge = glance.balance, functools.partial(self.gauge, job_id=glance.job_id)
         text = "1 for why the newest steps ran without a plan, 0 otherwise."
         for obstacle in Obstacle:
             gauge("not_balancing", text, obstacle is balance.obstacle, obstacle=obstacle)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from relibra.planning.plan import Level
 from relibra.status.glance import JobGlance
 from relibra.store import PackingState, StepState
 
@@ -37,7 +38,8 @@ def queue_of(glances: Iterable[JobGlance]) -> list[QueueEntry]:
                 state = "queued for a plan" if step.state is StepState.QUEUED else str(step.state)
                 entries.append(QueueEntry(job_id=glance.job_id, step=step.step, state=state, since=step.submitted_at))
         packing = glance.packing
-        if packing and packing.is_open and all(step.step < packing.step or step.level is None for step in glance.steps):
+        submitted = [step.step for step in glance.steps if step.level not in (None, Level.HISTORY)]
+        if packing and packing.is_open and packing.step > max(submitted, default=-1):
             state = "queued for packing" if packing.state is PackingState.QUEUED else str(packing.state)
             entries.append(QueueEntry(job_id=glance.job_id, step=packing.step, state=state, since=packing.at))
     return sorted(entries, key=lambda entry: (entry.waits, entry.since, entry.job_id, entry.step))

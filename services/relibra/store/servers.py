@@ -19,8 +19,8 @@ class ServerState:
     """How much the clock of this process is ahead of that of Redis; below 0 if it is behind."""
 
     @classmethod
-    def of(cls, infos: Sequence[Mapping[str, Any]], now: float) -> Self:
-        """Sum up what servers answered to INFO at the Unix time `now`; what one does not tell counts as well."""
+    def of(cls, infos: Sequence[Mapping[str, Any]]) -> Self:
+        """Sum up what servers answered to INFO, at the Unix time `asked_at`; what one does not tell counts as well."""
         limits_bytes = [limit for info in infos if (limit := int(info.get("maxmemory", 0)))]
         return cls(
             # All data of a job lies on one server.
@@ -28,7 +28,9 @@ class ServerState:
             memory_share=max((_memory_share(info) for info in infos), default=0.0),
             fails_to_rewrite=any(info.get("aof_last_bgrewrite_status", "ok") != "ok" for info in infos),
             clock_offset_s=max(
-                (now - info.get("server_time_usec", now * 1e6) / 1e6 for info in infos), key=abs, default=0.0
+                (info["asked_at"] - info["server_time_usec"] / 1e6 for info in infos if "server_time_usec" in info),
+                key=abs,
+                default=0.0,
             ),
         )
 

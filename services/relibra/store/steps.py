@@ -6,7 +6,7 @@ from typing import Any
 from relibra.errors import Corrupt, NotFound
 from relibra.planning.plan import Level
 from relibra.store.connection import Connected
-from relibra.store.documents import RECORD_FIELDS, decode_plan_record
+from relibra.store.documents import RECORD_FIELDS, decode_plan_record, reading
 from relibra.store.keys import AttemptId, AttemptKeys
 from relibra.store.records import StepRecord
 
@@ -86,7 +86,8 @@ class Steps(Connected):
             )
         ]
         has_lease, first_pending, *answers = await self._answers([*lease, *of_steps])
-        solved = int(first_pending[0]) if has_lease and first_pending else None
+        with reading(f"key {keys.of('pending')}"):
+            solved = int(first_pending[0]) if has_lease and first_pending else None
         records = []
         for step, of_step in zip(numbers, zip(*[iter(answers)] * _ANSWERS_PER_STEP, strict=True), strict=True):
             num_sequences, policies, submitted_at, plan, failure, level, score = of_step

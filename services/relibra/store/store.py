@@ -138,10 +138,10 @@ class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Notes, T
         async def ask(**server: Any) -> Mapping[str, Any]:
             with contextlib.suppress(ResponseError):
                 info: Mapping[str, Any] = await self._redis.info(**server)
-                return info
+                return dict(info, asked_at=time.time())
             return {}
 
-        return ServerState.of(await self._of_servers(ask), time.time())
+        return ServerState.of(await self._of_servers(ask))
 
     @property
     def fault(self) -> str:
@@ -169,14 +169,19 @@ class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Notes, T
         await self._redis.initialize()
         answers: list[_Answer] = []
         silence: Exception | str = "it has none"
-        for node in self._redis.get_primaries():
-            try:
-                async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-                    answers.append(await ask(target_nodes=node))
-            except UnfitRedis:
-                raise
-            except (RedisError, OSError, TimeoutError) as error:
-                silence = error
+
+        async def ask_in_time(node: Any) -> _Answer:
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                return await ask(target_nodes=node)
+
+        asked = map(ask_in_time, self._redis.get_primaries())
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(answer, (RedisError, OSError, TimeoutError)) and not isinstance(answer, UnfitRedis):
+                silence = answer
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                answers.append(answer)
         if not answers:
             raise Unavailable(f"no server of the Cluster answers: {silence}")
         return answers

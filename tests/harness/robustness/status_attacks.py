@@ -33,7 +33,7 @@ def unfinished_heads(target: Target, num_heads: int = 900) -> Iterator[str]:
 
 def scrapes(target: Target) -> Iterator[str]:
     """Hold idle connections, and scrape without a pause over others."""
-    idle, scraping = _held(target, 400, b"GET /%s"), _asking(target, 32, [""])
+    idle, scraping = _held(target, 400, b"GET /%s"), _asking(target, 8, [""])
     with contextlib.closing(idle), contextlib.closing(scraping):
         while True:
             next(idle)

@@ -161,10 +161,24 @@ def test_S7_memory_that_was_freed_goes_back_to_the_machine(monkeypatch: pytest.M
         last, full_bytes = pieces[-1], resident_bytes()
         pieces.clear()
         returning = asyncio.create_task(machine.return_memory())
-        async with asyncio.timeout(60):
-            while await asyncio.to_thread(resident_bytes) > full_bytes - (100 << 20):
-                pass
-        returning.cancel()
+        try:
+            async with asyncio.timeout(60):
+                while await asyncio.to_thread(resident_bytes) > full_bytes - (100 << 20):
+                    pass
+        finally:
+            returning.cancel()
         assert last
 
     run(scenario())
+
+
+def test_a_planner_takes_as_many_connections_as_it_may_open_files(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    set_limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(machine.resource, "setrlimit", lambda _, limits: set_limits.append(limits))
+    for limits, num_connections in (((1024, 1 << 20), 16384), ((1 << 20, 1 << 20), 16384), ((256, 4096), 3072)):
+        monkeypatch.setattr(machine.resource, "getrlimit", lambda _, limits=limits: limits)
+        assert machine.with_files(16384) == num_connections
+    assert set_limits == [(17408, 1 << 20), (4096, 4096)]
+    assert "this process may open 4096 files" in caplog.text

@@ -52,12 +52,8 @@ def container_bytes(root: Path = _ROOT) -> int | None:
     return None
 
 
-def with_files(num_connections: int) -> tuple[int, int]:
-    """Let this process open a file for each connection, as far as its hard limit allows; warn if it does not.
-
-    Returns:
-        How many connections it may take, and how many files it may open in all.
-    """
+def with_files(num_connections: int) -> int:
+    """Let this process open a file for each connection; return for how many its hard limit allows that, and warn."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = num_connections + _OTHER_FILES
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -71,7 +67,7 @@ def with_files(num_connections: int) -> tuple[int, int]:
             num_connections,
             wanted,
         )
-    return min(num_connections, max(most - _OTHER_FILES, most // 2)), most
+    return min(num_connections, max(most - _OTHER_FILES, most // 2))
 
 
 async def return_memory() -> None:

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Coroutine
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol
 
 from relibra.errors import Conflict, Corrupt, LimitExceeded, LostLease, RelibraError, StaleEpoch, Unavailable
@@ -155,11 +156,17 @@ class PlanningLoop:
         try:
             with contextlib.suppress(Unavailable):  # the note is for pages, and packing needs Redis in any case
                 await self._store.note_packing(pack.task.job, pack.task.step, PackingState.PACKING)
-            pack.answer(await self._solver.pack(pack.task))
+            if pack.packed.done():
+                gone = "the driver stopped waiting before it was packed"
+                await self._store.note_packing(pack.task.job, pack.task.step, PackingState.REFUSED, gone)
+            else:
+                pack.answer(await self._solver.pack(pack.task))
         except RelibraError as error:
             pack.answer(error)
         except Exception as error:
-            logger.error("job %s step %d: packing crashed", pack.job_id, pack.task.step, exc_info=error)
+            logger.error(
+                "job %s step %d: packing crashed: %s", pack.job_id, pack.task.step, error, exc_info=_trace(error)
+            )
             why = f"packing crashed with {type(error).__name__}: {error}; submit the schedule as it is"
             pack.answer(Unavailable(why))
         finally:
@@ -241,10 +248,15 @@ class PlanningLoop:
                 self._metrics.limited.labels(error.limit or "other").inc()
                 return OUT_OF_MEMORY if error.limit == "solver_memory_bytes" else "failed"
             return "failed"
-        logger.error("%s: planning crashed", name, exc_info=error, extra=about)
+        logger.error("%s: planning crashed: %s", name, error, exc_info=_trace(error), extra=about)
         reason = f"planning crashed {MAX_CRASHES} times, at last with {type(error).__name__}: {error}"
         has_failed = await self._store.end_solve(lease, reason, max_crashes=MAX_CRASHES)
         return "failed" if has_failed else "crashed"
+
+
+def _trace(error: Exception) -> Exception | None:
+    """Return an error whose place in the code is needed; a solver that was killed says by itself why."""
+    return None if isinstance(error, (BrokenProcessPool, TimeoutError)) else error
 
 
 def _drains() -> Unavailable:

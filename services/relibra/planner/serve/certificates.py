@@ -28,8 +28,7 @@ class CertificateFiles:
         self._key_file = key_file
         self._client_ca_file = client_ca_file
         self._seen = self._look()
-        self.renewal_due = 0.0
-        """The Unix time by which the certificate in use should have been renewed; 0 before it is read."""
+        self._due_of: tuple[object, float] = (None, 0.0)
 
     def to_grpc(self) -> grpc.ServerCredentials:
         """Return credentials that follow the files.
@@ -72,12 +71,23 @@ class CertificateFiles:
             context.load_cert_chain(self._cert_file, self._key_file)
             if self._client_ca_file is not None:
                 context.load_verify_locations(self._client_ca_file)
-            renewal_due = check_dates(context, self._cert_file, time.time())
+            check_dates(context, self._cert_file, time.time())
             key, cert, *client_ca = (file.read_bytes() for file in self._files)
         except (OSError, ssl.SSLError) as error:
             raise InvalidInput.of("TLS files", expected="a certificate (PEM) and its key", got=error) from error
-        self.renewal_due = renewal_due
         return grpc.ssl_server_certificate_configuration([(key, cert)], *client_ca)
+
+    def renewal_due(self) -> float:
+        """Return the Unix time by which the certificate file should have been renewed; the last known one if it is bad.
+
+        gRPC asks for a new certificate only when a caller connects.
+        """
+        with contextlib.suppress(InvalidInput, OSError, ssl.SSLError):
+            if (seen := self._look()) != self._due_of[0]:
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                context.load_cert_chain(self._cert_file, self._key_file)
+                self._due_of = seen, check_dates(context, self._cert_file, time.time())
+        return self._due_of[1]
 
     @property
     def _files(self) -> list[Path]:

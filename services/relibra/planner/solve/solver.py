@@ -70,6 +70,11 @@ class SolverPool:
             return self.obstacle
         return f"{self.num_warm} of {self._settings.num_solvers} solvers are warm"
 
+    @property
+    def num_missing(self) -> int:
+        """How many workers ended, or could not start; those that start for the first time are not missing."""
+        return self._settings.num_solvers - self.num_warm if self._has_started else 0
+
     async def _add_worker(self) -> None:
         """Start a worker and wait until it is warm. The log says why one did not become warm."""
         started_at = time.monotonic()

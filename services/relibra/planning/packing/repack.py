@@ -63,15 +63,16 @@ def repack(
     budget = needed if rules.token_budget is None else rules.token_budget
     if needed > budget:
         raise InvalidInput.of("token_budget", expected=f"at least the {needed} tokens that start needs", got=budget)
+    price = judge.price_under(start)
+    home_LE = None if previous_home_LE is None and not judge.params.homes_stay else judge.previous_LE
+    num_searches = 2 if home_LE is None and price else 1
     search = Search(
         judge=judge,
         size_S2=size_S2,
         caps=caps_of(start, size_S2, cluster, budget),
-        changes=Changes.under(rules, start, _MAX_WORK // (2 if previous_home_LE is None else 1)),
+        changes=Changes.under(rules, start, _MAX_WORK // num_searches),
         num_micro_batches=start.num_micro_batches,
     )
-    price = judge.price_under(start)
-    home_LE = None if previous_home_LE is None and not judge.params.homes_stay else judge.previous_LE
     before = judge.judge(start, home_LE)
     changes_rows = rules.freedom is Freedom.MICRO_BATCHES and start.num_rows(cluster) > 1
     best = _by_time(search, before, home_LE, price) if price else _by_tokens(search, before, home_LE, changes_rows)
