@@ -60,7 +60,7 @@ def test_L3_L4_a_planner_that_ends_or_freezes_mid_ingest(world: World, stop: sig
     ):
         reporter = report_many(planner)
         epoch = int(redis.hget("relibra:{job}:job", "epoch"), 16)
-        eventually(lambda: redis.hlen(JobKeys("job").attempt(epoch).step(1, "counts")) > 100)
+        eventually(lambda: reporter._outbox.num_unanswered() < NUM_SEQUENCES)
         planner.process.send_signal(stop)
         if stop != signal.SIGSTOP:
             assert planner.process.wait(PATIENT_S) == (-stop if stop == signal.SIGKILL else 0)
