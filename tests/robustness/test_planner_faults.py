@@ -177,7 +177,7 @@ def test_L2_a_killed_solver_is_replaced(world: World) -> None:
         clock.stop()
         with world.redis.client() as redis:
             assert int(redis.get("relibra:{job}:fence")) >= 2
-        assert "BrokenProcessPool" in planner.log()
+        assert "planning crashed: the solver was killed (SIGKILL)" in planner.log()
 
 
 @pytest.mark.long
@@ -192,4 +192,4 @@ def test_S7_a_solve_that_runs_away_is_killed_and_the_step_fails_by_name(world: W
         ):
             client.fetch_plan("job", 1, MODEL, wait_s=PATIENT_S)
         clock.stop()
-        assert planner.log().count("planning crashed\n") == 3
+        assert planner.log().count("planning crashed: the solve took longer") == 3
