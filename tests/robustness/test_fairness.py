@@ -65,7 +65,7 @@ ON_PLANNERS = [
     Row(
         name="calls_without_a_message",
         attack="8448 calls of headers only, with a token",
-        stopped_by="max_calls_per_job 4096; 100 calls of a job are refused per second, the others within 20 s",
+        stopped_by="max_calls_per_job 4096; 100 calls of a job are refused or ended per second, the others within 20 s",
         counted=("max_calls_per_job", "message_timeout"),
         attacked_s=REFUSED_S,
     ),

@@ -93,6 +93,9 @@ def test_S9_the_log_names_the_cause_of_each_limit_though_the_caller_tries_again(
         def peer(self) -> str:
             return "ipv4:10.0.0.1:2"
 
+        def time_remaining(self) -> float | None:
+            return None
+
         async def read(self) -> bytes:
             raise self.error
 
@@ -133,9 +136,10 @@ def test_L4_a_planner_that_drains_is_unavailable_to_callers_and_to_metrics_no_re
     ("error", "modest"),
     [
         (TooManyCalls("too many calls", limit="max_calls_per_job"), "modest"),
+        (MessageTimeout("it did not arrive"), "modest"),
         (Unauthenticated("the token is not valid"), "ipv4:10.0.0.2"),
     ],
-    ids=["job", "stranger"],
+    ids=["job", "silent", "stranger"],
 )
 def test_S6_a_call_that_waits_for_its_refusal_counts_for_its_job_or_else_for_its_address(
     error: RelibraError, modest: str

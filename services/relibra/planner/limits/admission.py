@@ -44,8 +44,8 @@ STREAM_IDLE_S = 10.0
 a stream open while they have nothing to send, so no worker is shut out for good. Silent streams leave first, because
 they may hold memory for the first part of a message."""
 REFUSALS_PER_S = 100
-"""How many calls of one job are refused per second for too many open calls, and of one address for want of a valid
-token; the first ones of a second at once.
+"""How many calls of one job are refused per second for too many open calls or for a message that did not come, and of
+one address for want of a valid token; the first ones of a second at once.
 
 A client that calls again as soon as it is refused would otherwise keep the planner busy with refusals: ending a call,
 and beginning the one that replaces it, takes about half a millisecond of the event loop."""
@@ -54,8 +54,8 @@ MAX_WAITING_REFUSALS = 16_384
 """How many calls may wait for their refusal, because each of them takes memory; further ones are refused at once."""
 REFUSED_WITHIN = 0.8
 """A caller with a deadline is refused within this part of the time that remains, or it would not learn why."""
-LIMITS_OF_CALLS = frozenset({"calls", "max_calls_per_job", "max_streams_per_job", "health_watches"})
-"""The limits on calls that are open at the same time."""
+PACED_LIMITS = frozenset({"calls", "max_calls_per_job", "max_streams_per_job", "health_watches", "message_timeout"})
+"""Calls beyond these limits are ended at `REFUSALS_PER_S`, because their callers may begin others at once."""
 
 _SCHEDULE_SIZE_BYTES = 16 << 20
 """A schedule of `max_sequences` sequences with names of usual length. It comes in parts."""

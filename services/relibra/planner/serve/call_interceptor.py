@@ -13,7 +13,7 @@ import grpc.aio
 
 from relibra.errors import Forbidden, RelibraError, Unauthenticated, UnknownJob, one_line
 from relibra.limiter import Hold
-from relibra.planner.limits.admission import LIMITS_OF_CALLS, Admission, account_of_connection, address_of
+from relibra.planner.limits.admission import PACED_LIMITS, Admission, account_of_connection, address_of
 from relibra.planner.metrics import Metrics
 from relibra.planner.serve.access import Access, Caller
 from relibra.planner.serve.message_reader import MessageReader
@@ -180,7 +180,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._refusals.note(f"{method} {name}", who, f"{method} refused: {name}: {one_line(details)}", level)
         if isinstance(error, Unauthenticated):
             await self._admission.wait_for_refusal(address_of(context.peer()), context.time_remaining())
-        elif limit in LIMITS_OF_CALLS and not call.is_open_stream:
+        elif limit in PACED_LIMITS and not call.is_open_stream:
             await self._admission.wait_for_refusal(call.job_id, context.time_remaining())
         try:
             await context.abort(code, details, trailing_metadata=metadata)
