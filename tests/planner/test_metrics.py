@@ -1,14 +1,11 @@
 import asyncio
-import socket
 import urllib.error
 import urllib.request
-from contextlib import ExitStack
 from importlib.metadata import version
 
 import pytest
 
 from relibra.errors import Unavailable
-from relibra.planner import metrics as metrics_module
 from relibra.planner.metrics import HUNG_AFTER_S, Metrics
 
 PATIENT_S = 60.0
@@ -29,29 +26,6 @@ def test_readiness_follows_redis_beside_the_metrics():
     assert _status(f"http://127.0.0.1:{port}/readyz") == 200
     shown = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENT_S).read().decode()
     assert "relibra_planner_ready 1.0" in shown
-
-
-def test_S7_a_client_that_asks_nothing_keeps_no_thread(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert 0 < (metrics_module._Silent.timeout or 0) <= PATIENT_S
-    monkeypatch.setattr(metrics_module._Silent, "timeout", 0.05)
-    port = Metrics().serve("127.0.0.1", 0)
-    with socket.create_connection(("127.0.0.1", port), PATIENT_S) as silent:
-        silent.sendall(b"GET /livez")
-        assert silent.recv(1) == b"", "the planner hangs up"
-    assert capsys.readouterr().err == "", "a client that hangs is no error of the planner"
-
-
-def test_S6_of_many_silent_connections_the_oldest_makes_room_for_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_module._Server, "_MAX_OPEN", 4)
-    port = Metrics().serve("127.0.0.1", 0)
-    with ExitStack() as opened:
-        silent = [opened.enter_context(socket.create_connection(("127.0.0.1", port), PATIENT_S)) for _ in range(4)]
-        assert _status(f"http://127.0.0.1:{port}/livez") == 200
-        assert silent[0].recv(1) == b"", "the planner hangs up on the oldest"
-        silent[1].sendall(b"GET /livez HTTP/1.1\r\n\r\n")
-        assert silent[1].recv(12).endswith(b"200"), "and on no other"
 
 
 def test_a_port_in_use_is_refused():

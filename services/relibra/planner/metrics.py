@@ -1,22 +1,19 @@
 """The figures of one planner for Prometheus, and its probes; the status service has the figures of jobs."""
 
 import asyncio
-import contextlib
 import logging
-import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
-from wsgiref.simple_server import WSGIRequestHandler, make_server
+from wsgiref.simple_server import make_server
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
-from prometheus_client.exposition import ThreadingWSGIServer
 
 from relibra import service_log
 from relibra.errors import Unavailable
+from relibra.planner.metrics_server import MetricsServer, QuietHandler
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -89,7 +86,7 @@ class Metrics:
         self.lag_s = seconds("event_loop_lag", "How late the event loop was.", _CALL_BUCKETS_S)
         ready = "1 while Redis answers, has its lists and may keep the state of jobs, and the solvers are warm."
         gauge("ready", ready).set_function(lambda: not (self._fault() or self._not_ready))
-        self.missing_solvers = gauge("missing_solvers", "Solvers that have not started, or ended and start again.")
+        self.missing_solvers = gauge("missing_solvers", "Solvers that did not start, or that ended and start again.")
         gauge("version", "1 for the version of relibra.", "version").labels(version("relibra")).set(1)
         due = "When the certificate should have been renewed: a fifth of its time is left. 0 without TLS."
         self.certificate_due = gauge("certificate_renewal_due_timestamp_seconds", due)
@@ -104,7 +101,7 @@ class Metrics:
         forgets = "1 while a kill of Redis may lose what it acknowledged, which was so when the planner started."
         self.redis_forgets = gauge("redis_forgets", forgets)
         files = "Open files, almost all of them connections, as a part of the connections that this planner takes."
-        self._files = gauge("files_ratio", files)
+        self.files_ratio = gauge("files_ratio", files)
         self.redis_losses = counter("redis_losses", "How often Redis had lost data, by what.", "lost")
         for lost in get_args(Lost):
             self.redis_losses.labels(lost)
@@ -129,7 +126,7 @@ class Metrics:
             Unavailable: the port is in use.
         """
         try:
-            server = make_server(host, port, self._answer, _Server, handler_class=_Silent)
+            server = make_server(host, port, self._answer, MetricsServer, handler_class=QuietHandler)
         except OSError as error:
             raise Unavailable(f"cannot listen on {host}:{port} for metrics: {error.strerror}") from error
         threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
@@ -165,10 +162,6 @@ class Metrics:
         still_s = self._clock() - self._ran_at
         return f"the event loop has not run for {still_s:.0f} s" if still_s > HUNG_AFTER_S else self._ended
 
-    def watch_files(self, num_connections: int) -> None:
-        """Let `/metrics` say which part of `num_connections` the open files are."""
-        self._files.set_function(lambda: sum(1 for _ in Path("/dev/fd").glob("*")) / num_connections)
-
     def tell_ready(self, reason: str) -> None:
         """Let `/metrics` and `/readyz` say that the planner is ready, or why it is not."""
         self._not_ready = reason
@@ -196,40 +189,3 @@ class Metrics:
             due = loop.time() + _LAG_INTERVAL_S
             await asyncio.sleep(_LAG_INTERVAL_S)
             self.lag_s.observe(max(0.0, loop.time() - due))
-
-
-class _Server(ThreadingWSGIServer):
-    """Answers a request per connection, each in a thread; many connections take little from the planner (S6)."""
-
-    request_queue_size = 64
-    """Connections that wait to be accepted; at 100 per second, less than a second."""
-    _ACCEPT_INTERVAL_S = 0.01
-    _MAX_OPEN = 64
-    """Beyond it the oldest connection makes room, because one that sends a request is answered at once."""
-
-    def __init__(self, *arguments: Any) -> None:
-        self._open: list[socket.socket] = []
-        super().__init__(*arguments)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Take a connection, and wait a little before the next one."""
-        self._open = [connection for connection in self._open if connection.fileno() >= 0]
-        if len(self._open) >= self._MAX_OPEN:
-            with contextlib.suppress(OSError):  # its thread ended just now
-                self._open.pop(0).shutdown(socket.SHUT_RDWR)
-        self._open.append(request)
-        super().process_request(request, client_address)
-        time.sleep(self._ACCEPT_INTERVAL_S)
-
-
-class _Silent(WSGIRequestHandler):
-    timeout = 10.0
-    """How long a client may stay silent, in seconds: each connection has a thread of its own."""
-
-    def handle(self) -> None:
-        """Answer one request, or hang up on a client that sends none."""
-        with contextlib.suppress(TimeoutError, ConnectionError):
-            super().handle()
-
-    def log_message(self, *_: object) -> None:
-        """Log nothing: probes and scrapes come every few seconds."""

@@ -12,15 +12,8 @@ import grpc.aio
 from relibra.errors import RelibraError, Unavailable
 from relibra.planner.limits.admission import MAX_CALLS, Admission, max_part_size_bytes
 from relibra.planner.limits.large_messages import SWITCH_INTERVAL_S
-from relibra.planner.limits.machine import (
-    container_bytes,
-    container_cores,
-    return_memory,
-    tell_of_room,
-    with_files,
-    with_memory,
-    with_threads,
-)
+from relibra.planner.limits.machine import container_bytes, container_cores, tell_of_room, with_memory, with_threads
+from relibra.planner.limits.process import num_open_files, return_memory, with_files
 from relibra.planner.loop.planning_loop import PlanningLoop
 from relibra.planner.loop.step_expiry import StepExpiry
 from relibra.planner.metrics import Metrics
@@ -68,7 +61,7 @@ _OPTIONS = (
     ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_CALLS),
     # Clients ping every 30 s on idle streams; by default gRPC treats pings more often than every 300 s as abuse.
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    # Of callers who never finish their handshake. By default gRPC waits for 120 s.
+    # A caller may never finish its handshake. By default gRPC waits 120 s for it.
     ("grpc.server_handshake_timeout_ms", 20_000),
     # Frees the memory of connections whose peer vanished without closing them.
     ("grpc.keepalive_time_ms", 60_000),
@@ -152,7 +145,7 @@ class PlannerServer:
     def _bind(self) -> tuple[grpc.aio.Server, str]:
         settings = self._settings
         num_connections = with_files(MAX_CONNECTIONS)
-        self._metrics.watch_files(num_connections)
+        self._metrics.files_ratio.set_function(lambda: num_open_files() / num_connections)
         access = Access(self._store, is_required=settings.auth == "required", trust_domain=settings.trust_domain)
         server = grpc.aio.server(
             interceptors=[CallInterceptor(access, self._admission, self._metrics)],

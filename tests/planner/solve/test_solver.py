@@ -90,6 +90,7 @@ def test_a_worker_that_dies_or_runs_away_is_replaced_and_harms_nobody(store: Sto
             with pytest.raises(BrokenProcessPool, match=r"was killed .SIGKILL., most often because .* out of memory"):
                 await dying
             assert pool.num_warm == 1, "a worker is none before it is warm"
+            assert pool.num_missing == 1
 
             pool._settings = pool._settings.model_copy(update={"solve_timeout_s": 0.2})
             (stopped,) = workers(pool)
@@ -100,6 +101,7 @@ def test_a_worker_that_dies_or_runs_away_is_replaced_and_harms_nobody(store: Sto
 
             pool._settings = pool._settings.model_copy(update={"solve_timeout_s": 60})
             await has_warm(pool, 2)
+            assert pool.num_missing == 0
             assert (await pool.solve("job", 1)).digest == first.digest
             left = workers(pool)
         assert not any(is_alive(pid) for pid in left)
@@ -210,6 +212,7 @@ def test_steps_are_solved_once_one_solver_is_warm_and_the_planner_is_ready_once_
         async with running(pool):
             await has_warm(pool, 1)
             assert (pool.obstacle, pool.lack) == ("", "1 of 2 solvers are warm")
+            assert pool.num_missing == 0, "one that starts for the first time is not missing"
             second.set()
             await has_warm(pool, 2)
             assert (pool.obstacle, pool.lack, pool.num_warm) == ("", "", 2)

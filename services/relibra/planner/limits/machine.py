@@ -5,10 +5,7 @@ solve that is too large ending with a reason. A solver with more threads than th
 of the container at the start of each period; then the kernel stops all its threads, also the one that answers agents.
 """
 
-import asyncio
-import ctypes
 import logging
-import resource
 from pathlib import Path
 
 from relibra.planner.settings import PlannerSettings
@@ -20,9 +17,6 @@ PLANNER_BYTES = 2 << 30
 WORKER_BYTES = 1 << 29
 """What a solver takes beside its arrays."""
 _LEAST_BYTES = 1 << 26
-_OTHER_FILES = 1024
-"""Files that a planner opens beside its connections: to Redis, to its solvers, and code."""
-_TRIM_INTERVAL_S = 10.0
 _ROOT = Path("/sys/fs/cgroup")
 
 
@@ -50,38 +44,6 @@ def container_bytes(root: Path = _ROOT) -> int | None:
         # Version 1 of control groups writes a number near 2**63 for "no limit".
         return int(text) if text.isdecimal() and int(text) < 1 << 60 else None
     return None
-
-
-def with_files(num_connections: int) -> int:
-    """Let this process open a file for each connection; return for how many its hard limit allows that, and warn."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = num_connections + _OTHER_FILES
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if most < wanted:
-        logger.warning(
-            "this process may open %d files, so this planner takes fewer than %d connections: raise its hard limit "
-            "(ulimit -Hn) to %d",
-            most,
-            num_connections,
-            wanted,
-        )
-    return min(num_connections, max(most - _OTHER_FILES, most // 2))
-
-
-async def return_memory() -> None:
-    """Return freed memory to the machine every few seconds, until cancelled.
-
-    The C library keeps most of what thousands of calls took; after an attack that was hundreds of MiB for good.
-    """
-    try:
-        trim = ctypes.CDLL(None).malloc_trim
-    except AttributeError:
-        return  # another C library than glibc
-    while True:
-        await asyncio.sleep(_TRIM_INTERVAL_S)
-        await asyncio.to_thread(trim, 0)
 
 
 def needed_bytes(settings: PlannerSettings) -> int:

@@ -136,7 +136,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         self, batch: list[routing_pb2.ReportRoutingRequest], jobs: dict[str, JobRecord]
     ) -> list[routing_pb2.Refusal]:
         """Keep the valid sequences of a batch; return the refusals of the others."""
-        named = [
+        messages = [
             (request.job_id, ordinal, sequence)
             for request in batch
             for ordinal, sequence in enumerate(request.sequences, start=request.ordinal)
@@ -145,7 +145,7 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
         errors: dict[int, RelibraError] = {}
         # A worker with a full buffer sends thousands of sequences of an attempt that is over, all with the same names.
         attempt_errors: dict[tuple[str, int], RelibraError | None] = {}
-        for job_id, ordinal, sequence in named:
+        for job_id, ordinal, sequence in messages:
             job, attempt = jobs.get(job_id), (job_id, sequence.epoch)
             if attempt not in attempt_errors:
                 attempt_errors[attempt] = await self._attempt_error(*attempt, job)
@@ -157,16 +157,20 @@ class RoutingService(routing_pb2_grpc.RoutingServiceServicer):
             except RelibraError as error:
                 errors[ordinal] = error
         outcomes = await self._store.put_counts(list(sequences.values()), self._admission.store_limits)
-        errors |= {each: error for each, error in zip(sequences, outcomes, strict=True) if error is not None}
-        wrong = [(*each, errors[each[1]]) for each in named if each[1] in errors]
-        refused = [self._refusal(*each) for each in wrong]
-        for (job_id, step), why in {(job_id, step_of(sequence)): why for job_id, _, sequence, why in wrong}.items():
+        errors |= {ordinal: error for ordinal, error in zip(sequences, outcomes, strict=True) if error is not None}
+        refused: list[routing_pb2.Refusal] = []
+        newest: dict[tuple[str, int | None], RelibraError] = {}
+        for job_id, ordinal, sequence in messages:
+            if (why := errors.get(ordinal)) is not None:
+                refused.append(self._refusal(job_id, ordinal, sequence, why))
+                newest[job_id, step_of(sequence)] = why
+        for (job_id, step), why in newest.items():
             if job_id in jobs and not isinstance(why, StaleEpoch):
                 await self._store.note_refusal(jobs[job_id], Refused.SEQUENCES, step or 0, why)
         self._metrics.sequences.labels("refused").inc(len(refused))
         for name, number in Counter(refusal.error for refusal in refused).items():
             self._metrics.refused_sequences.labels(name).inc(number)
-        self._metrics.sequences.labels("kept").inc(len(named) - len(refused))
+        self._metrics.sequences.labels("kept").inc(len(messages) - len(refused))
         return refused
 
     def _refusal(
