@@ -82,10 +82,10 @@ def test_of_a_job_that_is_silent_for_an_hour_only_attempt_health_and_savings_are
 ) -> None:
     assert "relibra_not_balancing" in http.get("/metrics").text
     monkeypatch.setattr(metrics, "_LIVE_S", 0.0)
-    told = http.get("/metrics").text
-    assert not re.search("relibra_(not_balancing|fallback_ranks|plan_latency_seconds|packing_gave_up)", told)
+    text = http.get("/metrics").text
+    assert not re.search("relibra_(not_balancing|fallback_ranks|plan_latency_seconds|packing_gave_up)", text)
     for name in ("job_health", "job_heard_timestamp_seconds", "lost_gpu_hours"):
-        assert f"relibra_{name}" in told
+        assert f"relibra_{name}" in text
 
 
 def test_S9_tokens_that_end_are_told_of_while_they_are_valid(
