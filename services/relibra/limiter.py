@@ -136,7 +136,7 @@ class Limiter:
             )
             if self._idle_s is None:
                 raise refusal
-            # Only where holds make room: comparing thousands of them would take longer than all else of a refusal.
+            # A refusal must stay cheap, so this compares holds only where one of them may make room.
             oldest = min(holds, key=lambda hold: hold.used_at)
             if time.monotonic() - oldest.used_at < self._idle_s:
                 raise refusal

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 _NO_STEP = -1
 _REQUEST_SIZE_BYTES = 128 << 10
-"""The planner works on larger messages one at a time. Sequences beside each other cost little more than their bytes."""
+"""A request ends when it has this size. The planner works on larger messages one at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,19 +173,19 @@ class Outbox:
                     return
                 ordinal = self._answered_through + len(self._sent) + 1
                 sequences = list(islice(self._waiting, self._credit()))
-            encoded: list[_Encoded] = []
+            messages: list[_Encoded] = []
             outcomes: list[CountedSequence | RelibraError] = []
             size_bytes = 0
             for sequence in sequences:
                 try:
                     counted = self._count(sequence)
-                    encoded.append(encode(counted))
+                    messages.append(encode(counted))
                     outcomes.append(counted)
                     size_bytes += counted.size_bytes
                 except Exception as error:
                     # A fault in one sequence must not stop the others.
-                    told = f"it cannot be sent: {type(error).__name__}: {error}"
-                    outcomes.append(error if isinstance(error, RelibraError) else RelibraError(told))
+                    reason = f"it cannot be sent: {type(error).__name__}: {error}"
+                    outcomes.append(error if isinstance(error, RelibraError) else RelibraError(reason))
                 if size_bytes >= self._request_size_bytes:
                     break
             with self._changed:
@@ -199,8 +199,8 @@ class Outbox:
                     else:
                         self._sent.append(outcome)
                         self._size_bytes += outcome.size_bytes
-            if encoded:
-                yield ordinal, encoded
+            if messages:
+                yield ordinal, messages
 
     def _credit(self) -> int:
         """Return how many sequences may be sent now."""

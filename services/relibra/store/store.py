@@ -106,14 +106,14 @@ class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Notes, T
         """
 
         async def ask(**server: Any) -> dict[str, Any]:
-            told: dict[str, Any] = {}
+            answer: dict[str, Any] = {}
             for name in NEEDED:
                 with contextlib.suppress(ResponseError):
-                    told |= await self._redis.config_get(name, **server)
-            return told
+                    answer |= await self._redis.config_get(name, **server)
+            return answer
 
         answers = await self._of_servers(ask)
-        others = {name: {str(told.get(name, fit)) for told in answers} - {fit} for name, fit in NEEDED.items()}
+        others = {name: {str(answer.get(name, fit)) for answer in answers} - {fit} for name, fit in NEEDED.items()}
         settings = {name: ", ".join(sorted(others[name])) or fit for name, fit in NEEDED.items()}
         if fault := self._guard.judge(settings):
             raise Unsupported(fault)
