@@ -70,7 +70,8 @@ def test_a_step_that_nobody_scheduled_is_reported_and_the_next_one_is_planned_fr
             assert run(store.get_step(job, step + 1)).level is None
             mine_NLE = np.where(np.arange(8) // 2 == rank, load_NLE, 0).astype(np.uint8)
             of_rank = report(job, Phase.UPDATE, rank, step=step)
-            run(store.put_report(job, dataclasses.replace(of_rank, expert_load_NLE=mine_NLE * factor)))
+            waits = run(store.put_report(job, dataclasses.replace(of_rank, expert_load_NLE=mine_NLE * factor)))
+            assert waits is (rank == job.cluster.num_ranks - 1)
         assert run(store.get_step(job, step + 1)).level is Level.HISTORY
     assert [pending.step for pending in run(store.pending_steps())[0]] == [3], "step 2 has begun"
     seen_NLE = run(store.micro_batches_before(job, 3, 4))
@@ -98,7 +99,7 @@ def test_no_step_is_planned_from_history_that_somebody_schedules(
     if what == "scheduled":
         run(store.put_schedule(job, step, IDS, SCHEDULE))
     for rank in range(job.cluster.num_ranks):
-        run(store.put_report(job, report(job, Phase.UPDATE, rank)))
+        assert not run(store.put_report(job, report(job, Phase.UPDATE, rank)))
     assert run(store.get_step(job, 2)).level is None
 
 

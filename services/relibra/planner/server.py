@@ -139,7 +139,8 @@ class PlannerServer:
         job_pb2_grpc.add_JobServiceServicer_to_server(JobService(store, admission, attempts, cache), server)
         routing_pb2_grpc.add_RoutingServiceServicer_to_server(self._routing, server)
         plan_pb2_grpc.add_PlanServiceServicer_to_server(plans, server)
-        execution_pb2_grpc.add_ExecutionServiceServicer_to_server(ExecutionService(store, admission, attempts), server)
+        executions = ExecutionService(store, admission, attempts, self._loop)
+        execution_pb2_grpc.add_ExecutionServiceServicer_to_server(executions, server)
         self._health.serve_on(server)
 
     def _bind(self) -> tuple[grpc.aio.Server, str]:

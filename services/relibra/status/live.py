@@ -31,6 +31,8 @@ _RECONNECT_MS = 2000
 """How long a browser waits before it reconnects after a stream broke off or the service stopped."""
 _HEARD_INTERVAL_S = 5.0
 """The smallest difference between two times of one job that `heard` names."""
+_POLL_PART = 0.25
+"""The largest part of the time that polls take: with many jobs they are rarer than `poll_interval_s`."""
 
 
 class Live:
@@ -146,7 +148,7 @@ class Live:
 
     async def _poll(self) -> None:
         while True:
-            before, outage = (dict(self._marks), dict(self._heard)), None
+            before, outage, began_at = (dict(self._marks), dict(self._heard)), None, time.monotonic()
             try:
                 await self._look()
             except Unavailable as error:
@@ -161,7 +163,8 @@ class Live:
                 self._outage, self._outage_time = outage, self._time + 1
             if has_turned or before != (self._marks, self._heard):
                 self._tell()
-            await asyncio.sleep(self._poll_interval_s)
+            took_s = time.monotonic() - began_at if outage is None else 0.0
+            await asyncio.sleep(max(self._poll_interval_s, took_s / _POLL_PART - took_s))
 
     async def _look(self) -> None:
         contents, broken = await of_jobs(self._store, EVERYTHING, self._read)

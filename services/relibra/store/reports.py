@@ -32,12 +32,15 @@ class Reports(StoredReports):
         """The sums that are being made, and whether a report came since."""
         self._sums: set[asyncio.Task[None]] = set()
 
-    async def put_report(self, job: JobRecord, report: ExecutionReport, limits: StoreLimits = DEFAULT_LIMITS) -> None:
+    async def put_report(self, job: JobRecord, report: ExecutionReport, limits: StoreLimits = DEFAULT_LIMITS) -> bool:
         """Keep the report of a rank for one phase; a second report of the same rank and phase replaces the first.
 
         The report that completes a phase also makes its sum, so that readers need not read the loads of all ranks to
         say how the step went. If another report of the phase is damaged, there is no sum, and the log says so. If
         nobody scheduled a step of late, the step after it is then planned from history.
+
+        Returns:
+            Whether the step after it waits for a plan from history since this report.
 
         Raises:
             StaleEpoch: the attempt of `job` is over.
@@ -75,14 +78,15 @@ class Reports(StoredReports):
                 raise NotFound(f"step {step} of job {job.job_id!r} has expired, so its reports are not kept")
             case b"reports" | b"step":
                 raise _too_large(report, answer, limits)
-        if answer == job.cluster.num_ep_groups * job.cluster.num_ranks:
-            await self._sum_up(job, step, report.phase)
-            await self._put_history(job, step)
+        if answer != job.cluster.num_ep_groups * job.cluster.num_ranks:
+            return False
+        await self._sum_up(job, step, report.phase)
+        return await self._put_history(job, step)
 
-    async def _put_history(self, job: JobRecord, step: int) -> None:
-        """Let the step after `step` be planned from history, if it may have no schedule either."""
+    async def _put_history(self, job: JobRecord, step: int) -> bool:
+        """Let the next step wait for a plan from history, if it may have no schedule either; return whether it does."""
         keys, of_late = AttemptKeys.of_attempt(job), range(step, max(step - _OF_LATE, -1), -1)
-        await self._script(
+        is_put = await self._script(
             "put_history",
             [
                 keys.job.of("job"),
@@ -92,6 +96,7 @@ class Reports(StoredReports):
             ],
             [f"{job.epoch:016x}", step + 1, Level.HISTORY, time.time(), Level.MICRO_BATCHES, *of_late],
         )
+        return is_put is not None
 
     async def _sum_up(self, job: JobRecord, step: int, phase: Phase) -> None:
         """Make the sum of a phase. Callers that come meanwhile leave it to the first one, which then starts again."""

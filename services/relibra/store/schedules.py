@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from relibra.errors import Conflict, Corrupt, LimitExceeded, NotFound
@@ -129,13 +129,18 @@ class Schedules(Attempts):
         sequence_ids, schedule = decode_schedule(unseal(document, what))
         return sequence_ids, schedule, Level(level.decode())
 
-    async def pending_steps(self) -> tuple[list[PendingStep], dict[str, Corrupt]]:
-        """Return the pending steps of the current attempts of all jobs; the step that waits longest comes first.
+    async def pending_steps(
+        self, job_ids: Collection[str] | None = None
+    ) -> tuple[list[PendingStep], dict[str, Corrupt]]:
+        """Return the pending steps of the current attempts of jobs; the step that waits longest comes first.
+
+        Args:
+            job_ids: the jobs; all by default.
 
         Returns:
             The steps, and the jobs that may have others, because they cannot be read; each with the reason.
         """
-        ids = await self.job_ids()
+        ids = await self.job_ids() if job_ids is None else list(job_ids)
         epochs = await self._answers_or_faults(("hget", JobKeys(job_id).of("job"), "epoch") for job_id in ids)
         broken: dict[str, Corrupt] = {}
         keys: dict[str, AttemptKeys] = {}

@@ -111,7 +111,7 @@ def test_S9_a_damaged_list_of_jobs_is_named_once(
         task = asyncio.create_task(loop.run())
         async with asyncio.timeout(PATIENT_S):
             for _ in range(200):
-                loop.wake()
+                loop.wake("other")
                 await store.ping()
         loop.stop()
         await task

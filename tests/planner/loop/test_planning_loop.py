@@ -65,7 +65,7 @@ def test_L2_a_planner_whose_solver_is_not_warm_leaves_steps_to_others(store: Sto
         await running[1]
         await store.put_schedule(job, 3, IDS, SCHEDULE)
         cold.obstacle = ""
-        loops[0].wake()
+        loops[0].wake("job")
         async with asyncio.timeout(PATIENT_S):
             while not await is_idle(store):
                 pass

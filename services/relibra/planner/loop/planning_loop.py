@@ -13,6 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol
 
 from relibra.errors import Conflict, Corrupt, LimitExceeded, LostLease, RelibraError, StaleEpoch, Unavailable
+from relibra.planner.loop.pending_view import SCAN_INTERVAL_S, PendingView
 from relibra.planner.loop.queue import Packed, SolverQueue, WaitingPack
 from relibra.planner.loop.step_expiry import StepExpiry
 from relibra.planner.metrics import OUT_OF_MEMORY, Metrics
@@ -24,8 +25,6 @@ from relibra.store import EncodedPlan, Lease, PackingState, Store
 
 logger = logging.getLogger(__name__)
 
-SCAN_INTERVAL_S = 0.25
-"""How long a step that another planner accepted or left behind may go unnoticed."""
 MAX_CRASHES = 3
 """A step fails for good when planning it has crashed this often."""
 _RENEWALS_PER_LEASE = 4
@@ -57,6 +56,7 @@ class PlanningLoop:
         self._metrics = metrics
         self._settings = settings
         self._expiry = StepExpiry(store, metrics, settings)
+        self._view = PendingView(store)
         self._news = asyncio.Event()
         self._is_stopping = False
         self._solves: dict[str, asyncio.Task[None]] = {}
@@ -69,8 +69,9 @@ class PlanningLoop:
         """Why this planner solves no step yet, and so takes no lease; empty once it does."""
         return self._solver.obstacle
 
-    def wake(self) -> None:
-        """Look for pending steps now instead of at the next scan."""
+    def wake(self, job_id: str) -> None:
+        """Look for work of a job now instead of at the next scan."""
+        self._view.note(job_id)
         self._news.set()
 
     def stop(self) -> None:
@@ -91,7 +92,7 @@ class PlanningLoop:
         if self._is_stopping:
             raise _drains()
         packed = self._queue.add(task)
-        self.wake()
+        self.wake(task.job.job_id)
         return await packed
 
     async def run(self) -> None:
@@ -106,7 +107,7 @@ class PlanningLoop:
                 self._broken.note(str(error), "", f"nothing is planned: {error}", logging.ERROR)
             except Exception:
                 logger.exception("looking for pending steps failed")
-            await wait_until_set(self._news, SCAN_INTERVAL_S)
+            await wait_until_set(self._news, self._view.wait_s or SCAN_INTERVAL_S)
         await asyncio.gather(*self._solves.values())
         await self._expiry.settle()
 
@@ -114,7 +115,9 @@ class PlanningLoop:
         # A planner that still compiles would win steps from one that could solve them at once.
         if self.obstacle:
             return
-        pending, broken = await self._store.pending_steps()
+        pending, unread = await self._view.look()
+        broken = dict(unread)
+        leased = {step.job_id for step in pending if step.is_leased}
         turns = self._queue.next_turns(pending, self._solves)
         for job_id in turns:
             if self._is_stopping or len(self._solves) >= self._solver.num_warm:
@@ -129,7 +132,7 @@ class PlanningLoop:
                 self._solves[job_id] = asyncio.create_task(work)
         for job_id, damage in broken.items():
             self._tell_broken(job_id, damage)
-        solved = self._solves.keys() | broken.keys() | {step.job_id for step in pending if step.is_leased}
+        solved = self._solves.keys() | broken.keys() | leased
         unsolved = [job_id for job_id in turns if job_id not in solved]
         # Without a lease, a waiting step goes to the first solver that is free, here or at another planner.
         self._queue.note_unsolved(unsolved)
@@ -172,7 +175,7 @@ class PlanningLoop:
         finally:
             self._num_packing -= 1
             del self._solves[pack.job_id]
-            self.wake()
+            self.wake(pack.job_id)
 
     async def _plan(self, lease: Lease) -> None:
         """Solve the leased step and publish its plan, or keep why it has none; then old steps expire."""
@@ -214,7 +217,7 @@ class PlanningLoop:
             del self._solves[lease.job_id]
             # A step that failed, or that another planner planned meanwhile, has news too.
             self._notifier.ring(lease.job_id)
-            self.wake()
+            self.wake(lease.job_id)
 
     async def _solve_under(self, lease: Lease) -> EncodedPlan:
         """Solve the step while the lease holds. Losing the lease stops the solve and its worker."""

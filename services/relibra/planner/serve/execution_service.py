@@ -4,6 +4,7 @@ from typing import Any
 
 from relibra.errors import RelibraError
 from relibra.planner.limits.admission import Admission
+from relibra.planner.loop.planning_loop import PlanningLoop
 from relibra.planner.serve.attempt_watch import AttemptWatch
 from relibra.store import JobRecord, Refused, Store
 from relibra.v1 import execution_pb2, execution_pb2_grpc
@@ -14,10 +15,11 @@ from relibra.wire.messages import decode_execution_report
 class ExecutionService(execution_pb2_grpc.ExecutionServiceServicer):
     """Keeps execution reports in the store, where the status service reads them."""
 
-    def __init__(self, store: Store, admission: Admission, attempts: AttemptWatch) -> None:
+    def __init__(self, store: Store, admission: Admission, attempts: AttemptWatch, planning: PlanningLoop) -> None:
         self._store = store
         self._attempts = attempts
         self._admission = admission
+        self._planning = planning
 
     async def ReportExecution(
         self, request: execution_pb2.ReportExecutionRequest, context: Any
@@ -41,4 +43,5 @@ class ExecutionService(execution_pb2_grpc.ExecutionServiceServicer):
         num_micro_batches = next(iter(request.realised_load.shape), 0)
         self._admission.check_num_cells(job.cluster.num_ep_groups * num_micro_batches, job.model)
         report = decode_execution_report(request, job.model, job.cluster)
-        await self._store.put_report(job, report, self._admission.store_limits)
+        if await self._store.put_report(job, report, self._admission.store_limits):
+            self._planning.wake(job.job_id)

@@ -58,7 +58,7 @@ class PlanService(plan_pb2_grpc.PlanServiceServicer):
                 await self._store.note_refusal(job, Refused.SCHEDULE, step, error)
             raise
         await self._store.forget_refusals(job)
-        self._planning.wake()
+        self._planning.wake(job.job_id)
         return plan_pb2.SubmitScheduleResponse(step=step)
 
     async def ClaimSequences(

@@ -6,6 +6,7 @@
 -- ARGV  1 epoch (hex)   2 the next step   3 level history   4 now (Unix time)   5 level micro-batches
 --       6... the steps of KEYS 7...
 -- Only the newest such step waits for its plan: earlier ones have begun. A step with sequences waits for its schedule.
+-- Returns 1 if the next step waits for its plan from history now, and nothing otherwise.
 
 if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[1] then
   return
@@ -30,3 +31,4 @@ redis.call('SET', KEYS[5], ARGV[2])
 redis.call('HSET', KEYS[2], 'level', ARGV[3])
 redis.call('ZADD', KEYS[3], ARGV[4], ARGV[2])
 redis.call('ZADD', KEYS[4], ARGV[2], ARGV[2])
+return 1
