@@ -1,6 +1,7 @@
 """What two ranks, here threads, hear of passes that a scripted planner takes, refuses or loses."""
 
 import logging
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TypeVar
@@ -43,7 +44,7 @@ class Job:
                     settings, MODEL, CLUSTER, ep_group=0, ep_rank=rank, is_reporting=True, attempt="launch"
                 )
             )
-        self.register = client.return_value.register_job
+        self.register, self.end = client.return_value.register_job, client.return_value.end_attempt
         self._each(PlannedPasses.register)
 
     def submit(self, pass_index: int) -> list[bool]:
@@ -121,8 +122,21 @@ def test_L2_a_job_that_submits_nothing_is_registered_again_too(job: Job, caplog:
     assert caplog.text.count("calls to the planner work again, after 1 that failed") == 1
 
 
-def test_closing_ends_the_calls_of_every_rank(job: Job) -> None:
-    passes = job.passes[0]
-    passes.close()
-    assert passes._planner.close.called
-    assert passes._reporter.close.called
+def test_closing_ends_the_calls_of_every_rank_and_the_attempt_once(job: Job) -> None:
+    for passes in job.passes:
+        passes.close()
+        assert passes._planner.close.called
+        assert passes._reporter.close.called
+    job.end.assert_called_once_with("job")
+
+
+def test_L1_a_planner_that_is_away_at_the_end_keeps_no_rank(job: Job) -> None:
+    job.end.side_effect = Unavailable("the planner is away")
+    job.passes[0].close()
+    assert job.passes[0]._planner.close.called
+
+
+def test_S9_an_error_that_ends_the_process_tells_of_no_end(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "last_value", RuntimeError("out of memory"), raising=False)
+    job.passes[0].close()
+    job.end.assert_not_called()

@@ -211,3 +211,15 @@ def test_an_attempt_says_why_it_ended(http: TestClient, restarted: WatchedJob, r
     assert re.search(r"replaced by attempt 2, \d+ s after it was last heard", text)
     assert [each["rolled_back_to"] for each in http.get("/v1/jobs/job/attempts").json()] == [2, None, None]
     assert http.get("/v1/jobs/job/attempts").json()[1]["heard_at"] is not None
+
+
+def test_a_job_whose_training_ended_says_so(http: TestClient, restarted: WatchedJob, run: Loop, store: Store) -> None:
+    run(store.end_attempt("job", restarted.record.epoch))
+    health = http.get("/v1/jobs/job").json()["health"]
+    assert health["verdict"] == "ended"
+    assert re.match(r"the training ended at \d{4}-\d\d-\d\d \d\d:\d\d UTC; at its end: ", health["reason"])
+    assert 'relibra_job_health{job_id="job",verdict="ended"} 1.0' in http.get("/metrics").text
+    assert "relibra_steps_planned" not in http.get("/metrics").text, "nobody can mend it"
+    run(restarted.restart(THIRD))
+    assert http.get("/v1/jobs/job").json()["health"]["verdict"] != "ended"
+    assert "its training ended; attempt 3 followed" in http.get("/jobs/job").text

@@ -103,7 +103,7 @@ def test_a_job_that_may_have_ended_is_not_stalled(phases: list[Phase]) -> None:
     executed = [replace(EXECUTION, phase=phase) for phase in phases]
     health = judge_health(EVERY_40_S, EVERY_40_S[0], executed, Balance(), NOW + 86_400)
     assert health.verdict is JobState.WAITING
-    assert re.search("^no plan for 24 h .*all ranks reported step 7, .* has the job ended", health.reason)
+    assert re.search("^no plan for 24 h .*all ranks reported step 7, .* did the job die", health.reason)
     # A plan from history is there as soon as the step before it ends.
     health = judge_health([FORESEEN, *EVERY_40_S], EVERY_40_S[0], executed, Balance(), NOW + 86_400)
     assert (health.verdict, "all ranks reported step 7" in health.reason) == (JobState.WAITING, True)

@@ -39,11 +39,12 @@ def test_jobs_are_found_by_state_and_by_parts_of_id_and_owner(
     assert names(state, text, Order.STATE) == found
 
 
-def test_many_jobs_that_wait_are_folded_and_counted() -> None:
+def test_many_jobs_that_wait_or_ended_are_folded_and_counted() -> None:
     many = [*GLANCES, *(glance(f"dead-{number}", JobState.WAITING, 0) for number in range(60))]
-    shown, num_folded = fold(arrange(many, None, "", Order.STATE))
+    many += [glance(f"ended-{number}", JobState.ENDED, 0) for number in range(12)]
+    shown, folded = fold(arrange(many, None, "", Order.STATE))
     assert [each.job.job_id for each in shown[:4]] == ["broken", "alpha", "Beta", "dead"]
-    assert (len(shown), num_folded) == (13, 51)
+    assert (len(shown), folded) == (23, {JobState.WAITING: 51, JobState.ENDED: 2})
 
 
 def test_states_are_counted_the_most_urgent_first() -> None:

@@ -131,3 +131,30 @@ def test_S7_old_attempts_are_forgotten_and_the_job_takes_all_of_them_along(
             assert len(client.keys(f"relibra:{{job}}:*:{kept}")) == 4
         run(store.remove_job("job"))
         assert set(client.keys("*")) - {SCHEMA.encode()} == {b"relibra:{job}:epoch", b"relibra:{job}:fence"}
+
+
+def test_an_attempt_that_says_so_has_ended_though_last_reports_follow(store: Store, run: Loop) -> None:
+    first = begin(store, run, FIRST)
+    run(store.end_attempt("job", first.epoch))
+    run(store.see("job", first.epoch))
+    (attempt,) = run(store.list_attempts("job"))
+    assert attempt.has_finished
+    begin(store, run, FIRST)
+    assert not run(store.list_attempts("job"))[0].has_finished, "the process goes on"
+    run(store.end_attempt("job", first.epoch))
+    second = begin(store, run, SECOND)
+    newest, oldest = run(store.list_attempts("job"))
+    assert (newest.has_finished, oldest.has_finished) == (False, True)
+    with pytest.raises(StaleEpoch):
+        run(store.end_attempt("job", first.epoch))
+    assert not run(store.list_attempts("job"))[0].has_finished
+    run(store.end_attempt("job", second.epoch))
+    assert run(store.list_attempts("job"))[0].has_finished
+
+
+def test_a_training_that_calls_a_minute_after_its_end_has_not_ended(store: Store, run: Loop, redis_url: str) -> None:
+    job = begin(store, run, FIRST)
+    run(store.end_attempt("job", job.epoch))
+    Redis.from_url(redis_url).hincrby("relibra:{job}:job", "finished_at", -61_000)
+    run(store.see("job", job.epoch))
+    assert not run(store.list_attempts("job"))[0].has_finished

@@ -124,3 +124,15 @@ class RollbackResponse(_message.Message):
     epoch: int
     attempt: int
     def __init__(self, epoch: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class EndAttemptRequest(_message.Message):
+    __slots__ = ("job_id", "epoch")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    epoch: int
+    def __init__(self, job_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class EndAttemptResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -49,6 +49,11 @@ class JobServiceStub(object):
                 request_serializer=relibra_dot_v1_dot_job__pb2.RollbackRequest.SerializeToString,
                 response_deserializer=relibra_dot_v1_dot_job__pb2.RollbackResponse.FromString,
                 _registered_method=True)
+        self.EndAttempt = channel.unary_unary(
+                '/relibra.v1.JobService/EndAttempt',
+                request_serializer=relibra_dot_v1_dot_job__pb2.EndAttemptRequest.SerializeToString,
+                response_deserializer=relibra_dot_v1_dot_job__pb2.EndAttemptResponse.FromString,
+                _registered_method=True)
 
 
 class JobServiceServicer(object):
@@ -78,6 +83,13 @@ class JobServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EndAttempt(self, request, context):
+        """The process that called RegisterJob calls it when the training ends. Reports that are still on their way are taken.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +107,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.Rollback,
                     request_deserializer=relibra_dot_v1_dot_job__pb2.RollbackRequest.FromString,
                     response_serializer=relibra_dot_v1_dot_job__pb2.RollbackResponse.SerializeToString,
+            ),
+            'EndAttempt': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndAttempt,
+                    request_deserializer=relibra_dot_v1_dot_job__pb2.EndAttemptRequest.FromString,
+                    response_serializer=relibra_dot_v1_dot_job__pb2.EndAttemptResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +195,33 @@ class JobService(object):
             '/relibra.v1.JobService/Rollback',
             relibra_dot_v1_dot_job__pb2.RollbackRequest.SerializeToString,
             relibra_dot_v1_dot_job__pb2.RollbackResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndAttempt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/relibra.v1.JobService/EndAttempt',
+            relibra_dot_v1_dot_job__pb2.EndAttemptRequest.SerializeToString,
+            relibra_dot_v1_dot_job__pb2.EndAttemptResponse.FromString,
             options,
             channel_credentials,
             insecure,

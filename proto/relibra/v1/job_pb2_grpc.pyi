@@ -42,6 +42,12 @@ class JobServiceStub:
     scheduled and planned anew. Calls that name the attempt before are refused (RolledBack).
     """
 
+    EndAttempt: grpc.UnaryUnaryMultiCallable[
+        relibra.v1.job_pb2.EndAttemptRequest,
+        relibra.v1.job_pb2.EndAttemptResponse,
+    ]
+    """The process that called RegisterJob calls it when the training ends. Reports that are still on their way are taken."""
+
 class JobServiceAsyncStub:
     RegisterJob: grpc.aio.UnaryUnaryMultiCallable[
         relibra.v1.job_pb2.RegisterJobRequest,
@@ -65,6 +71,12 @@ class JobServiceAsyncStub:
     repeated steps is reported. Another attempt of the same launch begins, in which `step` and later steps are reported,
     scheduled and planned anew. Calls that name the attempt before are refused (RolledBack).
     """
+
+    EndAttempt: grpc.aio.UnaryUnaryMultiCallable[
+        relibra.v1.job_pb2.EndAttemptRequest,
+        relibra.v1.job_pb2.EndAttemptResponse,
+    ]
+    """The process that called RegisterJob calls it when the training ends. Reports that are still on their way are taken."""
 
 class JobServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
@@ -95,5 +107,13 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         repeated steps is reported. Another attempt of the same launch begins, in which `step` and later steps are reported,
         scheduled and planned anew. Calls that name the attempt before are refused (RolledBack).
         """
+
+    @abc.abstractmethod
+    def EndAttempt(
+        self,
+        request: relibra.v1.job_pb2.EndAttemptRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[relibra.v1.job_pb2.EndAttemptResponse, collections.abc.Awaitable[relibra.v1.job_pb2.EndAttemptResponse]]:
+        """The process that called RegisterJob calls it when the training ends. Reports that are still on their way are taken."""
 
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 _Response = TypeVar("_Response")
 
+_END_TIMEOUT_S = 2.0
+"""A process that ends does not wait longer for a planner."""
+
 
 class AttemptClient:
     """The attempts that a client belongs to, by job. One channel, on behalf of one launch of the training."""
@@ -105,6 +108,18 @@ class AttemptClient:
         epoch: int = self._call(self._jobs.JoinAttempt, request).epoch
         self._epochs[job_id] = epoch
         return epoch
+
+    def end_attempt(self, job_id: str) -> None:
+        """Tell the planner that the training of this launch ended. Pages then say so, and no alert waits for it.
+
+        A later `register_job` by the process that registered the job goes on in the attempt.
+
+        Raises:
+            UnknownJob: the job is not registered.
+            StaleEpoch: the attempt of this client is over.
+        """
+        request = job_pb2.EndAttemptRequest(job_id=job_id, epoch=self._epoch(job_id))
+        self._call(self._jobs.EndAttempt, request, _END_TIMEOUT_S)
 
     def rollback(self, job_id: str, step: int) -> int:
         """Go back to `step` without a restart; return the epoch of the attempt that begins with it.

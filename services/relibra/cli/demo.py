@@ -49,7 +49,7 @@ def demo(
     if (planner is None) != (status_url is None):
         raise InvalidInput.of("--planner", expected="--status-url with it", got="only one of the two")
     from relibra.demo.comparison import compare, judge
-    from relibra.demo.job import Job, StepRecord, register
+    from relibra.demo.job import Job, StepRecord, end, register
     from relibra.demo.services import OwnServices, Services
     from relibra.demo.shape import Registration
     from relibra.wire.launch import process_name
@@ -89,6 +89,7 @@ def demo(
 
             plain, plain_step_s = train("plain")
             balanced, balanced_step_s = train("balanced", plain)
+            end(registration)
             now("compare")
             comparisons = []
             for step, (plain_record, balanced_record) in enumerate(zip(plain, balanced, strict=True)):

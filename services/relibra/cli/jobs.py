@@ -64,7 +64,7 @@ def list_jobs(url: StatusUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
             "that rests on."
         )
     for job in jobs:
-        if job["health"]["verdict"] != "well":
+        if job["health"]["verdict"] not in ("well", "ended"):
             what_to_do = f". What to do: {client.url}{job['runbook']}" if job["runbook"] else ""
             console.print(f"{job['job_id']}: {job['health']['reason']}{what_to_do}", markup=False)
         if job["refused_launch"]:

@@ -18,6 +18,7 @@ _COLOURS = {
     "attention": "yellow",
     "waiting": "blue",
     "well": "green",
+    "ended": "blue",
 }
 
 

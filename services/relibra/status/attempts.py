@@ -77,6 +77,8 @@ def explain_end(attempt: Attempt, successor: Attempt) -> str:
     """Return why an attempt ended, in words; `successor` is the attempt after it."""
     if successor.rolled_back_from == attempt.epoch:
         return f"the training went back to step {successor.rolled_back_to}, as attempt {successor.number}"
+    if attempt.has_finished:
+        return f"its training ended; attempt {successor.number} followed"
     if attempt.heard_at is None:
         return f"replaced by attempt {successor.number}"
     # The two times are of the clocks of a planner and of Redis.

@@ -35,8 +35,10 @@ class JobState(StrEnum):
     ATTENTION = "attention"
     """Training continues, but slower than it could."""
     WAITING = "waiting"
-    """Nothing is wrong and no step is in progress: the job has not begun one, or has ended."""
+    """Nothing is wrong and no step is in progress: the job has not begun one, or it died."""
     WELL = "well"
+    ENDED = "ended"
+    """The training said that it ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +100,7 @@ def judge_health(
     if balance.share:
         return JobHealth(verdict=JobState.ATTENTION, reason=f"{balance.share}; the newest one used its plan")
     if silence and newest:
-        rest = f"all ranks reported step {newest.step}, but no later step has started; has the job ended?"
+        rest = f"all ranks reported step {newest.step}, but no later step has started; did the job die?"
         return JobHealth(verdict=JobState.WAITING, reason=f"{silence}: {rest}")
     return _describe_progress(steps[0], executed_step, executed, is_planning=any(step.plan for step in steps))
 

@@ -71,8 +71,10 @@ async def scrape(context: Context, viewer: Viewer) -> Response:
 
 
 def _is_live(glance: JobGlance) -> bool:
-    """Return whether a job called within an hour. Nobody can mend the balance of a job that ended."""
-    return time.time() - (glance.attempt.heard_at or glance.attempt.began_at) < _LIVE_S
+    """Return whether a job trains: it has not ended, and called within an hour. Nobody can mend what was."""
+    return (
+        not glance.attempt.has_finished and time.time() - (glance.attempt.heard_at or glance.attempt.began_at) < _LIVE_S
+    )
 
 
 class _Families:

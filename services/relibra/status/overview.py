@@ -14,12 +14,13 @@ _URGENCY = (
     JobState.ATTENTION,
     JobState.WELL,
     JobState.WAITING,
+    JobState.ENDED,
 )
-"""Jobs that train stand above those that wait, because many of those have ended and were never removed."""
+"""Jobs that train stand above those that wait or ended, which may be many."""
 
 
-_MAX_WAITING = 10
-"""How many jobs that wait the overview shows if nobody asked for them."""
+_MAX_AT_REST = 10
+"""How many jobs that wait, and how many that ended, the overview shows if nobody asked for them."""
 
 
 class Order(StrEnum):
@@ -56,11 +57,13 @@ def arrange(glances: Sequence[JobGlance], state: JobState | None, text: str, ord
     return shown
 
 
-def fold(glances: Sequence[JobGlance]) -> tuple[list[JobGlance], int]:
-    """Leave out all but the first few jobs that wait; return the others, and how many were left out."""
-    waiting = [glance for glance in glances if glance.health.verdict is JobState.WAITING][_MAX_WAITING:]
-    left_out = {id(glance) for glance in waiting}
-    return [glance for glance in glances if id(glance) not in left_out], len(left_out)
+def fold(glances: Sequence[JobGlance]) -> tuple[list[JobGlance], dict[JobState, int]]:
+    """Leave out all but the first few jobs that wait or ended; return the others, and how many were left out."""
+    left_out: dict[int, JobState] = {}
+    for state in (JobState.WAITING, JobState.ENDED):
+        at_rest = [glance for glance in glances if glance.health.verdict is state]
+        left_out |= {id(glance): state for glance in at_rest[_MAX_AT_REST:]}
+    return [glance for glance in glances if id(glance) not in left_out], Counter(left_out.values())
 
 
 def count_states(glances: Sequence[JobGlance]) -> list[tuple[JobState, int]]:

@@ -48,9 +48,9 @@ async def overview(
     """All jobs, those in trouble first and those that wait last, or some of them in another order."""
     glances, broken = await app.reader.glances(viewer)
     asked = {"state": state, "search": search, "sort": sort}
-    listed, num_folded = arrange(glances, state or None, search, sort), 0
+    listed, folded = arrange(glances, state or None, search, sort), dict[JobState, int]()
     if not state and not search:
-        listed, num_folded = fold(listed)
+        listed, folded = fold(listed)
     shown: dict[str, Any] = {"asked": asked, "orders": list(Order), "counts": count_states(glances), "broken": broken}
     shown["queue"] = queue_of(glances)
     shown["saved"] = add_up(glance.savings for glance in glances)
@@ -58,7 +58,7 @@ async def overview(
         shown["weakness"], shown["alert"] = await app.store.check_settings(), "RelibraRedisForgets"
     except Unsupported as error:
         shown["weakness"], shown["alert"] = str(error), "RelibraRedisUnfit"
-    return page(request, "jobs.html", glances=listed, num_folded=num_folded, **shown)
+    return page(request, "jobs.html", glances=listed, folded=folded, **shown)
 
 
 @pages.get("/jobs/{job_id}")

@@ -187,7 +187,8 @@ class Reader:
         # Nobody knows whether ranks used the plan of a step with a damaged report, so it says nothing about balance.
         balance = judge_balance([step for step in steps if step.step not in damaged], done, refusals)
         executed_step, newest_executed = done[0] if done else (None, [])
-        now = choice.chosen.ended_at or time.time()
+        finished_at = choice.chosen.finished_at if choice.chosen.has_finished else None
+        now = finished_at or choice.chosen.ended_at or time.time()
         applied = None if executed_step is None else await self.applied_plan(job, executed_step, newest_executed)
         health = judge_health(
             steps, executed_step, newest_executed, balance, now, choice.chosen.number, damaged, applied
@@ -195,6 +196,9 @@ class Reader:
         if not steps and await self.store.list_summaries(job, limit=1):
             expired = f"the full data of attempt {choice.chosen.number} has expired; summaries of its steps remain"
             health = JobHealth(verdict=JobState.WAITING, reason=expired)
+        if finished_at is not None:
+            reason = f"the training ended at {_write_time(finished_at)}; at its end: {health.reason}"
+            health = JobHealth(verdict=JobState.ENDED, reason=reason)
         saving = await self.ledger.of_job(choice.attempts)
         return JobGlance(
             choice=choice,
@@ -260,3 +264,7 @@ def _merge(kept: Sequence[StepSummary], expired: Sequence[StepSummary]) -> list[
     """Return all steps, newest first; a step that expired between two reads once."""
     by_step = {step.step: step for step in (*kept, *expired)}
     return [by_step[step] for step in sorted(by_step, reverse=True)]
+
+
+def _write_time(unix_time: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix_time))

@@ -36,10 +36,10 @@ class Attempts(Connected):
     async def list_attempts(self, job_id: str) -> list[Attempt]:
         """Return the newest `KNOWN_ATTEMPTS` attempts of a job, newest first; none if the job was never registered."""
         keys = JobKeys(job_id)
-        documents, (epoch, seen_at_ms) = await self._answers(
-            [("hgetall", keys.of("attempts")), ("hmget", keys.of("job"), "epoch", "seen_at")]
+        documents, current = await self._answers(
+            [("hgetall", keys.of("attempts")), ("hmget", keys.of("job"), "epoch", "seen_at", "finished_at")]
         )
-        return decode_attempts(job_id, documents, epoch, seen_at_ms)
+        return decode_attempts(job_id, documents, *current)
 
     async def silent_s(self, job_id: str) -> float:
         """Return how many seconds ago the current attempt of a job was last heard, by the clock of Redis.
@@ -57,6 +57,15 @@ class Attempts(Connected):
     async def see(self, job_id: str, epoch: int) -> None:
         """Note that a trainer of an attempt is alive; do nothing if the attempt is over."""
         await self._script("see_attempt", [JobKeys(job_id).of("job")], [f"{epoch:016x}"])
+
+    async def end_attempt(self, job_id: str, epoch: int) -> None:
+        """Note that the training of an attempt ended.
+
+        Raises:
+            StaleEpoch: the attempt is over: another one began.
+        """
+        if not await self._script("end_attempt", [JobKeys(job_id).of("job")], [f"{epoch:016x}"]):
+            raise await self.over(job_id, epoch)
 
     async def join_attempt(self, job_id: str, token_hash: str) -> Attempt:
         """Return the attempt that the launch with this `Launch.token_hash` has now.

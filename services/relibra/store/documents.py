@@ -61,9 +61,13 @@ def decode_job(
 
 
 def decode_attempts(
-    job_id: str, documents: dict[bytes, bytes], current_epoch: bytes | None, seen_at_ms: bytes | None
+    job_id: str,
+    documents: dict[bytes, bytes],
+    current_epoch: bytes | None,
+    seen_at_ms: bytes | None,
+    finished_at_ms: bytes | None,
 ) -> list[Attempt]:
-    """Decode the attempts of a job, of which the current one was last seen at `seen_at_ms`; the newest comes first.
+    """Decode the attempts of a job, the newest first; the last two arguments are times of the current one.
 
     Raises:
         Corrupt: one cannot be read.
@@ -72,7 +76,8 @@ def decode_attempts(
     for epoch in sorted(documents, reverse=True):
         with reading(f"key {JobKeys(job_id).of('attempts')}"):
             fields = json.loads(documents[epoch])
-            heard_at_ms = seen_at_ms if epoch == current_epoch else fields.get("heard_at")
+            if epoch == current_epoch:
+                fields |= {"heard_at": seen_at_ms, "finished_at": finished_at_ms}
             attempt = Attempt(
                 job_id=job_id,
                 epoch=int(epoch, 16),
@@ -81,13 +86,18 @@ def decode_attempts(
                 token_hash=fields["token"],
                 began_at=float(fields["began_at"]),
                 ended_at=attempts[-1].began_at if attempts else None,
-                heard_at=None if heard_at_ms is None else float(heard_at_ms) / 1000,
+                heard_at=_seconds(fields.get("heard_at")),
+                finished_at=_seconds(fields.get("finished_at")),
                 rolled_back_from=int(fields["rolled_back_from"], 16) if "rolled_back_from" in fields else None,
                 rolled_back_to=int(fields["rolled_back_to"]) if "rolled_back_to" in fields else None,
                 **_decode_shape(fields["shape"]),
             )
         attempts.append(attempt)
     return attempts
+
+
+def _seconds(milliseconds: bytes | str | None) -> float | None:
+    return None if milliseconds is None else float(milliseconds) / 1000
 
 
 @lru_cache(maxsize=1024)

@@ -34,6 +34,10 @@ class JobRecord:
     """`Launch.token_hash` of the launch that began the attempt."""
 
 
+_LAST_REPORTS_S = 60.0
+"""How long reports may still come after a training told that it ends."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt(JobRecord):
     """One launch of a job's training, or what follows after it went back to an earlier step, and how it ended."""
@@ -42,10 +46,17 @@ class Attempt(JobRecord):
     """Unix time in seconds when the next attempt began; None for the current attempt."""
     heard_at: float | None
     """When a process that named this attempt last called a planner, by the clock of Redis; None if that is unknown."""
+    finished_at: float | None = None
+    """When its training told a planner that it ends, by the clock of Redis; None if it never did."""
     rolled_back_from: int | None = None
     """The epoch of the attempt before, if the same launch went on with an earlier step; None for a launch's first."""
     rolled_back_to: int | None = None
     """The step it went back to; earlier ones stay with the attempt before."""
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether its training ended. Last reports may come later, but a training that still calls has not ended."""
+        return self.finished_at is not None and (self.heard_at or 0.0) - self.finished_at < _LAST_REPORTS_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,3 +97,13 @@ def test_a_rollback_names_the_attempt_that_goes_back(
         stranger.rollback(job_id, 1)
     with pytest.raises(InvalidInput, match="step: expected at most"):
         client.rollback(job_id, 1 << 63)
+
+
+def test_the_launch_that_registered_a_job_ends_it(client: PlannerClient, shared_planner: Service, job_id: str) -> None:
+    client.register_job(job_id, MODEL, CLUSTER, PARAMS)
+    client.end_attempt(job_id)
+    with PlannerClient(shared_planner.address, attempt="another") as later:
+        later.register_job(job_id, MODEL, CLUSTER, PARAMS)
+        with pytest.raises(StaleEpoch, match="attempt 1 of job"):
+            client.end_attempt(job_id)
+        later.end_attempt(job_id)

@@ -121,3 +121,9 @@ def register(registration: Registration) -> None:
     """Register the job with the planner."""
     with PlannerClient(registration.planner_address, attempt=registration.attempt) as planner:
         planner.register_job(registration.job_id, MODEL, CLUSTER)
+
+
+def end(registration: Registration) -> None:
+    """Tell the planner that the job ended."""
+    with PlannerClient(registration.planner_address, attempt=registration.attempt) as planner:
+        planner.end_attempt(registration.job_id)

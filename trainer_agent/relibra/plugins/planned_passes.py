@@ -1,6 +1,9 @@
 """The passes of one engine on their way to the planner: all ranks act together, and training never stops for it."""
 
+import atexit
+import contextlib
 import logging
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -76,6 +79,7 @@ class PlannedPasses:
         self._failed = Trouble("relibra: calls to the planner work again, after %d that failed")
         self.is_registered = False
         self._asked_s = 0.0
+        atexit.register(self._tell_end)
 
     def register(self) -> None:
         """Collective over all ranks: register the job, or note that the planner is away."""
@@ -117,7 +121,15 @@ class PlannedPasses:
     def close(self) -> None:
         """End the calls to the planner, for example because the engine builds another model."""
         self._reporter.close()
+        self._tell_end()
         self._planner.close()
+
+    def _tell_end(self) -> None:
+        """Tell the planner that the training ended, on rank 0, unless an error ends the process."""
+        atexit.unregister(self._tell_end)
+        if self._is_first and self.is_registered and not hasattr(sys, "last_value"):
+            with contextlib.suppress(RelibraError):
+                self._planner.end_attempt(self.settings.job)
 
     def _report(self, pass_index: int, batch: Callable[[], RankBatch]) -> _Told:
         schedules = list[RankSchedule]()

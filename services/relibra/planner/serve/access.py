@@ -15,6 +15,7 @@ _MAY_CALL: Mapping[Role, frozenset[str]] = {
             "RegisterJob",
             "JoinAttempt",
             "Rollback",
+            "EndAttempt",
             "ReportRouting",
             "ClaimSequences",
             "SubmitSchedule",

@@ -1,4 +1,4 @@
-"""The gRPC service that registers jobs, lets processes join their attempts, and lets trainings go back."""
+"""The gRPC service for the attempts of jobs: they begin, are joined, go back and end."""
 
 import logging
 from typing import Any
@@ -60,6 +60,13 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             await self._attempts.note_older(job_id, 0, error)
             raise
         return job_pb2.JoinAttemptResponse(epoch=attempt.epoch, attempt=attempt.number)
+
+    async def EndAttempt(self, request: job_pb2.EndAttemptRequest, context: Any) -> job_pb2.EndAttemptResponse:
+        """Note that the training of the caller's attempt ended."""
+        job_id, epoch = check_job_id(request.job_id), check_epoch(request.epoch)
+        await self._store.end_attempt(job_id, epoch)
+        logger.info("job %s ended, by its own word", job_id, extra={"job": job_id, "epoch": epoch})
+        return job_pb2.EndAttemptResponse()
 
     async def Rollback(self, request: job_pb2.RollbackRequest, context: Any) -> job_pb2.RollbackResponse:
         """Let the caller's attempt go back to an earlier step, in a new attempt of the same launch."""

@@ -19,8 +19,8 @@ local last, known = tonumber(redis.call('GET', KEYS[2]) or '0'), tonumber(ARGV[3
 local function hex(epoch)
   return string.format('%08x%08x', math.floor(epoch / 2^32), epoch % 2^32)
 end
-local before, shape, token, process, number, seen_at = unpack(redis.call('HMGET', KEYS[1],
-  'epoch', 'shape', 'token', 'process', 'number', 'seen_at'))
+local before, shape, token, process, number, seen_at, finished_at = unpack(redis.call('HMGET', KEYS[1],
+  'epoch', 'shape', 'token', 'process', 'number', 'seen_at', 'finished_at'))
 -- A failover of Redis may have lost the attempt that the caller began; then the caller knows a later epoch.
 if before and known <= last then
   if token == ARGV[4] and process == ARGV[6] then
@@ -28,6 +28,7 @@ if before and known <= last then
       return {'other', before}
     end
     redis.call('HSET', KEYS[1], 'seen_at', now_ms)
+    redis.call('HDEL', KEYS[1], 'finished_at')
     return {'confirmed', before}
   end
   -- A caller that knows the current attempt and did not begin it has joined it: the driver was started again.
@@ -48,7 +49,7 @@ if before then
   local document = redis.call('HGET', KEYS[3], before)
   if document then
     local attempt = cjson.decode(document)
-    attempt.heard_at = seen_at
+    attempt.heard_at, attempt.finished_at = seen_at, finished_at or nil
     redis.call('HSET', KEYS[3], before, cjson.encode(attempt))
   end
 end
@@ -61,6 +62,7 @@ redis.call('HSET', KEYS[1], 'epoch', name, 'registered_at', ARGV[2], 'shape', AR
   'token', ARGV[4], 'owner', ARGV[5], 'process', ARGV[6], 'seen_at', now_ms)
 redis.call('HSET', KEYS[3], name, cjson.encode(
   {number = number, token = ARGV[4], owner = ARGV[5], process = ARGV[6], began_at = ARGV[2], shape = ARGV[1]}))
+redis.call('HDEL', KEYS[1], 'finished_at')
 -- A solve of the attempt before can no longer publish; the first step of this one need not wait for its lease to end.
 redis.call('DEL', KEYS[4])
 return {'new', name}

@@ -1,6 +1,9 @@
 """One rank of a job that only observes: its counts become reports at the end of every step."""
 
+import atexit
+import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Callable
 
@@ -72,7 +75,7 @@ class Observer:
 
 
 def register(config: AgentConfig) -> Callable[[], None]:
-    """Register a job. If the planner is away, a thread goes on trying; return the function that ends it."""
+    """Register a job. If the planner is away, a thread goes on trying; return the function that ends job and thread."""
     planner, is_over = PlannerClient(config.planner_address, attempt=config.attempt), threading.Event()
 
     def is_registered() -> bool:
@@ -88,8 +91,19 @@ def register(config: AgentConfig) -> Callable[[], None]:
             pass
         planner.close()
 
+    def end() -> None:
+        atexit.unregister(end)
+        is_over.set()
+        if not hasattr(sys, "last_value"):  # an error ends the process
+            with (
+                contextlib.suppress(RelibraError),
+                PlannerClient(config.planner_address, attempt=config.attempt) as own,
+            ):
+                own.end_attempt(config.job_id)
+
+    atexit.register(end)
     if is_registered():
         planner.close()
     else:
         threading.Thread(target=keep_trying, name="relibra-register", daemon=True).start()
-    return is_over.set
+    return end
