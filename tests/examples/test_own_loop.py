@@ -59,6 +59,15 @@ def executed(planner: Service, job_id: str, step: int) -> Execution:
     return phase
 
 
+def has_ended(planner: Service, job_id: str) -> bool:
+    """Return whether the training of a job said that it ended."""
+    with Loop() as run:
+        store = Store.open(planner.redis_url)
+        (attempt,) = run(store.list_attempts(job_id))
+        run(store.close())
+    return attempt.has_finished
+
+
 def test_the_quick_start_shows_the_loop_of_the_example() -> None:
     (shown,) = python_of("docs/quick-start.md")
     assert f"\n\n\n{shown}\n\n" in (FOLDER / "train.py").read_text(encoding="utf-8")
@@ -76,13 +85,17 @@ def test_S5_a_copy_of_the_folder_is_balanced_and_trains_as_without_balancing(
     assert any(is_planned)
     first = is_planned.index(True)
     assert all(is_planned[first:])
+    assert has_ended(shared_planner, "own-loop")
     last = executed(shared_planner, "own-loop", NUM_STEPS - 1)
     assert int(balanced[-1]["replicas"]) > 0
     assert last.imbalance < last.imbalance_plain
     assert float(balanced[-1]["imbalance"]) == pytest.approx(last.imbalance, abs=1e-3)
 
     num_compared = min(first + 5, NUM_STEPS)  # the loss of a step shows the gradients of those before
+    script = copy / "train.py"
+    script.write_text(script.read_text().replace("    job.close()\n", ""))
     plain = train(copy, shared_planner, "own-loop-observed", "observe", num_compared)
+    assert has_ended(shared_planner, "own-loop-observed"), "the end of the process is that of the job"
     assert not any(step["imbalance"] for step in plain)
     for one, other in zip(balanced, plain, strict=False):
         assert float(one["loss"]) == pytest.approx(float(other["loss"]), rel=1e-5)
