@@ -34,7 +34,7 @@ def test_a_page_is_complete_without_scripts(browser: Browser, service: Service, 
     page.goto("/jobs/job/steps/1")
     expect(page.locator("main")).to_contain_text(job.plans[1].reason)
     page.get_by_role("button", name="Show cell").click()
-    expect(page.locator("h1")).to_have_text("Micro-batch 0, layer 0")
+    expect(page.locator("h1")).to_have_text("Micro-batch 0, MoE layer 0")
     context.close()
 
 

@@ -53,7 +53,7 @@ def test_a_chart_is_walked_and_opened_with_the_keyboard(page: Page, job: Watched
     heat.focus()
     heat.press("ArrowRight")
     heat.press("ArrowDown")
-    expect(page.locator(".chart.heat .spoken")).to_contain_text("rank 1, layer 1: without relibra ")
+    expect(page.locator(".chart.heat .spoken")).to_contain_text("rank 1, MoE layer 1: without relibra ")
     expect(heat.locator(".hovertext").first).to_be_visible()
     assert errors == []
 

@@ -55,7 +55,7 @@ def list_jobs(url: StatusUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
     if not jobs:
         console.print("No job is registered. The driver of a training registers its job when it starts.")
         return
-    headings = ("!job", "health", "attempt", "launched by", "layers x experts", "nodes x GPUs", "registered")
+    headings = ("!job", "health", "attempt", "launched by", "MoE layers x experts", "nodes x GPUs", "registered")
     print_rows(console, headings, rows)
     saved = [job["savings"]["saved_gpu_hours"] for job in jobs]
     if known := [hours for hours in saved if hours is not None]:

@@ -62,12 +62,12 @@ function heatMaps(maps) {
     colorscale: [[0, colour("cold")], [1 / highest, colour("ideal")], [1, colour("hot")]],
     colorbar: { outlinewidth: 0, thickness: 12, title: { text: "load / mean" } },
     showscale: place.xaxis === "x2",
-    hovertemplate: `rank %{x}, layer %{y}<br>${name} %{z:.3f} of the mean<extra></extra>`,
+    hovertemplate: `rank %{x}, MoE layer %{y}<br>${name} %{z:.3f} of the mean<extra></extra>`,
   });
   const note = (text, x, y) => (
     { text, x, y, xref: "paper", yref: "paper", xanchor: "center", yanchor: "bottom", showarrow: false }
   );
-  const layers = axis("layer", { autorange: "reversed", showgrid: false, ...whole([0, loads[0].length]) });
+  const layers = axis("MoE layer", { autorange: "reversed", showgrid: false, ...whole([0, loads[0].length]) });
   const ranks = axis("rank", { showgrid: false, ...whole([0, loads[0][0].length]) });
   const areAlike = loads[0].length === loads[1].length;
   const side = isNarrow()
@@ -158,7 +158,7 @@ const CHARTS = {
         line("floor of the fullest node", x, data.floor_tokens.map((floor, layer) => floor / (data.mean_tokens[layer] || 1)),
           "bound", { dash: "dot" }),
       ],
-      layout: { xaxis: axis("layer", whole(x)), yaxis: axis("slowest / mean rank") },
+      layout: { xaxis: axis("MoE layer", whole(x)), yaxis: axis("slowest / mean rank") },
       choose: (event) => data.row === null ? null : inAttempt(`${location.pathname}/cells/${data.row}/${event.points[0].x}`),
     };
   },
