@@ -3,23 +3,25 @@ import json
 import pytest
 
 from harness.services import Loop
-from relibra.errors import InvalidInput
+from relibra.errors import InvalidInput, Unauthenticated
 from relibra.store import ALL_JOBS, Role, Store
 from relibra.store.keys import TOKENS
+from relibra.store.tokens import Identities
 
 
 def test_S6_a_token_is_made_listed_without_its_secret_and_revoked(relibra, store: Store, run: Loop, redis_url: str):
     made = json.loads(
         relibra("tokens", "create", "--role", "viewer", "--job", "mine", "--json", RELIBRA_REDIS_URL=redis_url)
     )
-    assert run(store.find_token(made["token"])).job_id == "mine"
+    assert run(Identities(store).identify(made["token"])).job_id == "mine"
     listed = relibra("tokens", "list", "--json", RELIBRA_REDIS_URL=redis_url)
     assert [each["token_id"] for each in json.loads(listed)] == [made["token_id"]]
     assert made["token"] not in listed
     assert made["token_id"] in relibra("tokens", "list", RELIBRA_REDIS_URL=redis_url)
     said = relibra("tokens", "revoke", made["token_id"], "--json", RELIBRA_REDIS_URL=redis_url)
     assert json.loads(said) == {"token_id": made["token_id"], "is_revoked": True}
-    assert run(store.find_token(made["token"])) is None
+    with pytest.raises(Unauthenticated):
+        run(Identities(store).identify(made["token"]))
 
 
 def test_S6_a_token_for_all_jobs_must_be_asked_for(relibra, store: Store, run: Loop, redis_url: str):
@@ -29,7 +31,7 @@ def test_S6_a_token_for_all_jobs_must_be_asked_for(relibra, store: Store, run: L
             relibra(*create, *options, RELIBRA_REDIS_URL=redis_url)
     assert run(store.list_tokens()) == ([], {})
     made = json.loads(relibra(*create, "--all-jobs", "--json", RELIBRA_REDIS_URL=redis_url))
-    assert run(store.find_token(made["token"])).job_id == ALL_JOBS
+    assert run(Identities(store).identify(made["token"])).job_id == ALL_JOBS
 
 
 def test_S6_a_token_for_a_name_that_no_job_can_have_is_refused(relibra, redis_url: str):

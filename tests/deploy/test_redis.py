@@ -12,8 +12,10 @@ from harness.doc_blocks import blocks
 from harness.redis_deployments import DURABLE, Node
 from harness.services import CLUSTER, MODEL, PARAMS, Loop, run  # noqa: F401
 from harness.step_samples import PLAN, lease_of, published_plans
+from relibra.errors import Unauthenticated
 from relibra.store import JobRecord, Role, Store
 from relibra.store.embedded import find_redis_server
+from relibra.store.tokens import Identities
 
 pytestmark = pytest.mark.integration
 
@@ -71,8 +73,9 @@ def test_a_backup_brings_back_what_it_held_and_nothing_since(run: Loop, tmp_path
         server.start()
         store = opened()
         assert [each.step for each in run(published_plans(store, run(store.get_job("job"))))] == [1]
-        assert run(store.find_token(token)) == record, "the page says that a revoked token is valid again"
-        assert run(store.find_token(later_token)) is None
+        assert run(Identities(store).identify(token)) == record, "the page says that a revoked token is valid again"
+        with pytest.raises(Unauthenticated):
+            run(Identities(store).identify(later_token))
         restarted = run(store.register_job("job", MODEL, CLUSTER, PARAMS, known_epoch=later.epoch))
         assert restarted.epoch > later.epoch > job.epoch
         # Later writes are durable too.

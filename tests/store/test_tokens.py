@@ -1,3 +1,4 @@
+import asyncio
 import json
 
 import pytest
@@ -11,7 +12,8 @@ from relibra.store.tokens import Identities
 
 def test_S6_a_token_is_found_by_its_secret_alone(store: Store, run: Loop) -> None:
     record, token = run(store.create_token("job", Role.TRAINER))
-    assert run(store.find_token(token)) == record
+    identities = Identities(store)
+    assert run(identities.identify(token)) == record
     assert (record.job_id, record.role, record.expires_at) == ("job", Role.TRAINER, None)
     for wrong in (
         "",
@@ -21,7 +23,34 @@ def test_S6_a_token_is_found_by_its_secret_alone(store: Store, run: Loop) -> Non
         token.replace("relibra_", "other_"),
         f"relibra_{record.token_id}_",
     ):
-        assert run(store.find_token(wrong)) is None
+        with pytest.raises(Unauthenticated, match="the token is not valid"):
+            run(identities.identify(wrong))
+
+
+def test_S6_a_token_that_was_just_made_is_found_and_unknown_ones_cost_one_read(
+    store: Store, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identities, reads = Identities(store), []
+    documents = store.token_documents
+
+    async def count() -> dict[bytes, bytes]:
+        reads.append(1)
+        return await documents()
+
+    monkeypatch.setattr(store, "token_documents", count)
+
+    async def show_many() -> None:
+        await asyncio.gather(*(identities.identify(f"relibra_{number:08x}_none") for number in range(1000)))
+
+    with pytest.raises(Unauthenticated):
+        run(show_many())
+    assert len(reads) <= 2
+    record, token = run(store.create_token("job", Role.TRAINER))
+    assert run(identities.identify(token)) == record
+    num_reads = len(reads)
+    for _ in range(10):
+        run(identities.identify(token))
+    assert len(reads) == num_reads, "a known token asks nothing"
 
 
 def test_S6_redis_holds_no_secret(store: Store, run: Loop) -> None:
@@ -35,10 +64,12 @@ def test_S6_redis_holds_no_secret(store: Store, run: Loop) -> None:
 def test_S6_revoked_and_expired_tokens_are_worthless(store: Store, run: Loop) -> None:
     record, token = run(store.create_token("job", Role.VIEWER))
     _, expired = run(store.create_token("job", Role.VIEWER, lifetime_s=-1))
-    assert run(store.find_token(expired)) is None
+    with pytest.raises(Unauthenticated):
+        run(Identities(store).identify(expired))
     assert record in run(store.list_tokens())[0]
     run(store.revoke_token(record.token_id))
-    assert run(store.find_token(token)) is None
+    with pytest.raises(Unauthenticated):
+        run(Identities(store).identify(token))
     with pytest.raises(NotFound, match="no token"):
         run(store.revoke_token(record.token_id))
 

@@ -1,14 +1,16 @@
 """Bearer tokens: each has a job and a role. Redis holds only hashes; a secret is shown once, when it is created.
 
-Every call of a service shows one, and few of them may cost a round trip to Redis: `Identities` remembers them.
+Every call of a service shows one, and few of them may cost a round trip to Redis: `Identities` remembers all records.
 """
 
+import asyncio
 import hashlib
 import hmac
 import json
 import logging
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from enum import StrEnum
 
@@ -17,7 +19,6 @@ from relibra.store.connection import Connected
 from relibra.store.documents import reading
 from relibra.store.keys import TOKENS
 from relibra.store.records import TokenRecord
-from relibra.store.single_flight import SingleFlight
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,8 @@ ALL_JOBS = "*"
 _PREFIX = "relibra"
 REMEMBERED_S = 2.0
 """How long a revoked token may still work in one process."""
-_MAX_REMEMBERED = 4096
+_REREAD_S = 0.5
+"""How often the records are read at most while tokens are shown that are not among them; a caller waits for that."""
 
 
 class Role(StrEnum):
@@ -61,23 +63,14 @@ class Tokens(Connected):
         await self._redis.hset(TOKENS, token_id, json.dumps(document))
         return record, f"{_PREFIX}_{token_id}_{secret}"
 
-    async def find_token(self, token: str) -> TokenRecord | None:
-        """Return the record of a token, or None if the token is unknown, revoked or expired.
+    async def token_documents(self) -> dict[bytes, bytes]:
+        """Return the records of all tokens by their ids, as they are stored.
 
         Raises:
-            Corrupt: the record cannot be read.
+            Corrupt: they cannot be read.
         """
-        prefix, _, rest = token.partition("_")
-        token_id, _, secret = rest.partition("_")
-        if prefix != _PREFIX:
-            return None
-        (document,) = await self._answers([("hget", TOKENS, token_id)])
-        if not document:
-            return None
-        record, expected = _decode(token_id, document)
-        if not hmac.compare_digest(hashlib.sha256(secret.encode()).hexdigest(), expected):
-            return None
-        return None if record.expires_at is not None and record.expires_at < time.time() else record
+        (documents,) = await self._answers([("hgetall", TOKENS)])
+        return dict(documents)
 
     async def list_tokens(self) -> tuple[list[TokenRecord], dict[str, Corrupt]]:
         """Return all tokens, oldest first; and the ids of those that cannot be read, each with the reason."""
@@ -102,11 +95,14 @@ class Tokens(Connected):
 
 
 class Identities:
-    """Finds the record of a token; remembers it for `REMEMBERED_S`."""
+    """Finds the record of a token. However many tokens nobody made are shown, Redis is asked twice a second at most."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
-        self._remembered: SingleFlight[TokenRecord | None] = SingleFlight(_MAX_REMEMBERED, fresh_s=REMEMBERED_S)
+        self._reading: asyncio.Task[dict[bytes, bytes]] | None = None
+        self._began_at = 0.0
+        self._valid: dict[str, TokenRecord] = {}
+        """The tokens that were found since the records were read."""
         self._told: set[str] = set()
 
     async def identify(self, token: str) -> TokenRecord:
@@ -116,16 +112,55 @@ class Identities:
             Unauthenticated: the token is unknown, revoked or expired, or its record cannot be read.
             Unavailable: the token cannot be looked up.
         """
+        came_at = time.monotonic()
         try:
-            record = await self._remembered.get(token, lambda: self._tokens.find_token(token))
+            record = await self._find(token, REMEMBERED_S)
+            # The token may have been made since the records were read.
+            while record is None and self._began_at < came_at:
+                await asyncio.sleep(self._began_at + _REREAD_S - time.monotonic())
+                record = await self._find(token, _REREAD_S)
         except Corrupt as error:
             if str(error) not in self._told:
                 self._told.add(str(error))
                 logger.error("%s. Calls with this token are refused: revoke it, and create another one", error)
             raise Unauthenticated(f"the token cannot be checked: {error}. Create another one") from error
-        if record is None:
+        if record is None or (record.expires_at is not None and record.expires_at < time.time()):
             raise Unauthenticated("the token is not valid: it is unknown, revoked or expired")
         return record
+
+    async def _find(self, token: str, fresh_s: float) -> TokenRecord | None:
+        """Return the record of a token among the records that were read at most `fresh_s` ago; None if it has none."""
+        now, reading = time.monotonic(), self._reading
+        if reading is not None and reading.done() and reading.exception():
+            fresh_s = min(fresh_s, _REREAD_S)
+        if reading is None or (reading.done() and now - self._began_at >= fresh_s):
+            self._began_at = now
+            self._valid = {}
+            self._reading = reading = asyncio.ensure_future(self._tokens.token_documents())
+        # Shielded: a caller that hangs up must not end the reading for the others.
+        documents = await asyncio.shield(reading)
+        record = self._valid.get(token)
+        if record is None:
+            record = _match(token, documents)
+            if record is not None:
+                self._valid[token] = record
+        return record
+
+
+def _match(token: str, documents: Mapping[bytes, bytes]) -> TokenRecord | None:
+    """Return the record of a token; None if the token is unknown or its secret is wrong.
+
+    Raises:
+        Corrupt: the record cannot be read.
+    """
+    prefix, _, rest = token.partition("_")
+    token_id, _, secret = rest.partition("_")
+    document = documents.get(token_id.encode(errors="replace"))
+    if prefix != _PREFIX or document is None:
+        return None
+    record, expected = _decode(token_id, document)
+    digest = hashlib.sha256(secret.encode(errors="replace")).hexdigest()
+    return record if hmac.compare_digest(digest, expected) else None
 
 
 def _decode(token_id: str, document: bytes) -> tuple[TokenRecord, str]:
