@@ -4,6 +4,7 @@ import pytest
 from fastapi.testclient import TestClient
 from redis import Redis
 
+from harness.services import Loop
 from harness.watched_job import WatchedJob
 from relibra.status import create_app
 from relibra.status.settings import StatusSettings
@@ -31,6 +32,14 @@ def test_without_redis_it_is_alive_and_not_ready_and_says_why() -> None:
         assert page.status_code == 503
         assert "Redis does not serve" in page.text
         assert 'data-events="/v1/events"' in page.text, "the page reloads by itself"
+
+
+def test_L3_the_overview_says_for_a_day_what_redis_lost(http: TestClient, store: Store, run: Loop) -> None:
+    assert "relibraredislostdata" not in http.get("/").text
+    run(store.note_loss("its newest writes"))
+    shown = http.get("/").text
+    assert "Redis lost its newest writes; a planner noticed it at " in shown
+    assert "/runbook#relibraredislostdata" in shown
 
 
 def test_L3_the_overview_names_the_settings_with_which_redis_may_lose_data(http: TestClient, redis_url: str) -> None:

@@ -30,6 +30,7 @@ def _fill(store: Store, run: Loop) -> None:
     """Take a job through everything that the store keeps of it."""
     run(store.check())
     assert not run(store.has_gone_back())
+    run(store.note_loss("everything"))
     run(store.create_token("job", Role.TRAINER, lifetime_s=60.0))
     job = run(store.register_job("job", MODEL, CLUSTER, PlanParams(cost=CostModel())))
     run(store.put_counts([sequence(job.epoch, "seq-0", step=2, policies="3-4")]))
@@ -53,6 +54,7 @@ def _fill(store: Store, run: Loop) -> None:
     for rank in range(CLUSTER.num_ranks):
         run(store.put_report(after, report(after, Phase.UPDATE, rank, 8)))
     assert run(store.take_lease("job", LONG_S))
+    run(store.end_attempt("job", after.epoch))
 
 
 def _described(value: Any) -> Any:

@@ -3,6 +3,7 @@
 import functools
 import gzip
 import hashlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,6 +25,8 @@ from relibra.status.runbook import runbook_html
 from relibra.status.savings import TokenTime, add_up
 from relibra.status.step_figures import history_point
 from relibra.status.step_times import compare_step_times
+from relibra.store import Store
+from relibra.store.attempts import clock_time
 
 STATIC = Path(__file__).parent / "static"
 pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
@@ -54,11 +57,20 @@ async def overview(
     shown: dict[str, Any] = {"asked": asked, "orders": list(Order), "counts": count_states(glances), "broken": broken}
     shown["queue"] = queue_of(glances)
     shown["saved"] = add_up(glance.savings for glance in glances)
-    try:
-        shown["weakness"], shown["alert"] = await app.store.check_settings(), "RelibraRedisForgets"
-    except Unsupported as error:
-        shown["weakness"], shown["alert"] = str(error), "RelibraRedisUnfit"
+    shown["warnings"] = [warning async for warning in _warnings(app.store)]
     return page(request, "jobs.html", glances=listed, folded=folded, **shown)
+
+
+async def _warnings(store: Store) -> AsyncIterator[tuple[str, str]]:
+    """Yield what people must know of Redis, each with the alert whose section says what to do."""
+    try:
+        if weakness := await store.check_settings():
+            yield weakness, "RelibraRedisForgets"
+    except Unsupported as error:
+        yield str(error), "RelibraRedisUnfit"
+    if loss := await store.last_loss():
+        lost, at = loss
+        yield f"Redis lost {lost}; a planner noticed it at {clock_time(at)}", "RelibraRedisLostData"
 
 
 @pages.get("/jobs/{job_id}")

@@ -1,11 +1,12 @@
 """The key schema: every key that relibra writes, with its content, its size and its lifetime.
 
-Keys of all jobs have the prefix `relibra:`. They stay for good, except revoked tokens:
+Keys of all jobs have the prefix `relibra:`. They stay for good, except `loss` and revoked tokens:
 
 | key | type | content | size |
 |---|---|---|---|
 | `schema` | string | version of this schema | 1 B |
 | `looks` | string | how often planners looked for what Redis lost: it only rises | 8 B |
+| `loss` | string | JSON: what Redis lost last, and when; it expires after a day | 100 B |
 | `jobs` | set | ids of registered jobs | 64 B a job |
 | `tokens` | hash | token id -> JSON: hash of its secret, job, role, times | 300 B a token |
 
@@ -72,8 +73,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 SCHEMA = "relibra:schema"
-SCHEMA_VERSION = 14
+SCHEMA_VERSION = 15
 LOOKS = "relibra:looks"
+LOSS = "relibra:loss"
 JOBS = "relibra:jobs"
 TOKENS = "relibra:tokens"
 
@@ -98,7 +100,8 @@ ATTEMPT_KEYS = (
 STEP_KEYS = {"failure": "string"} | dict.fromkeys(
     ("counts", "policies", "schedule", "plan", "reports", "reported", "realised", "routed", "executed"), "hash"
 )
-_TYPES = {"schema": "string", "looks": "string", "jobs": "set", "tokens": "hash"} | JOB_KEYS | ATTEMPT_KEYS | STEP_KEYS
+_KEYS = dict.fromkeys(("schema", "looks", "loss"), "string") | {"jobs": "set", "tokens": "hash"}
+_TYPES = _KEYS | JOB_KEYS | ATTEMPT_KEYS | STEP_KEYS
 
 
 def type_of(key: str) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Self, TypeVar
@@ -12,8 +13,9 @@ from redis.exceptions import RedisError, ResponseError
 from relibra.errors import Unavailable, Unsupported
 from relibra.store.address import open_redis
 from relibra.store.connection_guard import NEEDED, ConnectionGuard, UnfitRedis, other_schema
+from relibra.store.documents import reading
 from relibra.store.expiry import Expiry
-from relibra.store.keys import JOBS, LOOKS, SCHEMA, TOKENS
+from relibra.store.keys import JOBS, LOOKS, LOSS, SCHEMA, TOKENS
 from relibra.store.leases import Leases
 from relibra.store.notes import Notes
 from relibra.store.rollbacks import Rollbacks
@@ -25,6 +27,7 @@ from relibra.store.tokens import Tokens
 
 _Answer = TypeVar("_Answer")
 
+_LOSS_SHOWN_S = 86_400
 _ANSWER_TIMEOUT_S = 5.0
 """How long one server of a Cluster has to tell of itself."""
 
@@ -131,6 +134,20 @@ class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Notes, T
             return False
         seen, self._guard.num_looks = self._guard.num_looks, int(num_looks)
         return self._guard.num_looks <= seen
+
+    async def note_loss(self, lost: str) -> None:
+        """Keep for pages what Redis lost, for a day."""
+        note = {"lost": lost, "at": time.time()}
+        await self._redis.set(LOSS, json.dumps(note), ex=_LOSS_SHOWN_S)
+
+    async def last_loss(self) -> tuple[str, float] | None:
+        """Return what Redis lost within a day, and the Unix time at which a planner noticed; None if it lost none."""
+        note = await self._redis.get(LOSS)
+        if note is None:
+            return None
+        with reading(f"key {LOSS}"):
+            fields = json.loads(note)
+            return str(fields["lost"]), float(fields["at"])
 
     async def server_state(self) -> ServerState:
         """Return what the servers tell of their memory, their files and their clocks; some managed ones do not."""

@@ -164,6 +164,9 @@ def test_L3_a_redis_that_was_never_durable_is_told_of_once_and_one_that_no_longe
         assert look() == (True, 0)
         redis.decrby("relibra:looks", 5)
         assert look() == look() == (True, 0)
+        loss = run(store.last_loss())
+    assert loss is not None
+    assert loss[0] == "its newest writes"
     said = [each.getMessage() for each in caplog.records if each.levelname in ("WARNING", "ERROR")]
     assert [each.partition(" (")[0].partition(":")[0] for each in said] == [
         "this Redis may lose what it acknowledged",

@@ -80,7 +80,7 @@ class Health:
             self._metrics.clock_offset_s.set(state.clock_offset_s)
             self._tell_of_weakness(await self._store.check_settings())
             if await self._store.has_gone_back():
-                self._tell_of_loss("its newest writes")
+                await self._tell_of_loss("its newest writes")
         except (Unavailable, Unsupported):
             pass
         except Exception:
@@ -114,7 +114,7 @@ class Health:
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                 if await self._store.check_again():
-                    self._tell_of_loss("everything")
+                    await self._tell_of_loss("everything")
         except TimeoutError:
             return f"Redis did not answer within {_ANSWER_TIMEOUT_S} s"
         except (Unavailable, Unsupported) as error:
@@ -124,9 +124,10 @@ class Health:
             return f"Redis cannot be used: {type(error).__name__}: {error}"
         return ""
 
-    def _tell_of_loss(self, lost: Lost) -> None:
+    async def _tell_of_loss(self, lost: Lost) -> None:
         self._metrics.redis_losses.labels(lost).inc()
         logger.error("Redis lost %s: %s", lost, _LOSSES[lost])
+        await self._store.note_loss(lost)
 
     def _tell_of_weakness(self, weakness: str) -> None:
         self._metrics.redis_forgets.set(bool(weakness))

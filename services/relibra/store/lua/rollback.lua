@@ -36,5 +36,6 @@ attempt.rolled_back_from, attempt.rolled_back_to = ARGV[1], ARGV[4]
 redis.call('HSET', KEYS[3], ARGV[2], cjson.encode(attempt))
 redis.call('SET', KEYS[2], ARGV[3])
 redis.call('HSET', KEYS[1], 'epoch', ARGV[2], 'registered_at', ARGV[5], 'number', attempt.number)
+redis.call('HDEL', KEYS[1], 'finished_at')
 redis.call('DEL', KEYS[4])
 return 'begun'
