@@ -35,3 +35,24 @@ def test_a_step_is_nearly_even_though_nobody_knew_its_routing(traces_dir, name, 
     plan = solve(load, schedule, model_of(trace), cluster, level=Level.HISTORY, seen=seen)
     check_plan(plan, load.load_MLE)
     assert imbalance(realised_loads(plan, load)) < most
+
+
+@pytest.mark.traces
+@pytest.mark.parametrize("num_nodes", [1, 2])
+@pytest.mark.parametrize("name", ["gpt-oss-20b_mmlu", "deepseek-v2-lite_esft"])
+def test_a_step_of_a_domain_that_nobody_saw_is_no_worse_than_plain(traces_dir, name, num_nodes):
+    trace = read_trace(traces_dir / f"{name}.npz")
+    cluster = Cluster(num_nodes=num_nodes, gpus_per_node=8, redundant_slots=2)
+    counts_SLE = count_sequences(trace)
+    domains = [
+        domain for domain, number in zip(*np.unique(trace.domain, return_counts=True), strict=True) if number > 32
+    ]
+    assert len(domains) > 1
+    for domain in domains:
+        in_domain_S = trace.domain == domain
+        of_step_SLE = counts_SLE[in_domain_S]
+        schedule = Schedule.round_robin(len(of_step_SLE), 4, cluster)
+        seen = seen_load(micro_batches_of(counts_SLE[~in_domain_S], schedule.row_S), cluster)
+        load = StepLoad.of(of_step_SLE, schedule, cluster)
+        plan = solve(load, schedule, model_of(trace), cluster, level=Level.HISTORY, seen=seen)
+        assert imbalance(realised_loads(plan, load)) <= 1.01 * plan.prediction.imbalance_before, domain
