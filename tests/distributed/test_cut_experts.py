@@ -4,6 +4,8 @@ gloo gathers and scatters equal parts only, and the tokens of ranks differ in nu
 two functions for that (core 0.16.1, tensor_parallel/mappings.py) by exchanges that give the same tensors.
 """
 
+import pytest
+
 from harness.distributed.layout import TP2_ETP2_EP2
 from harness.distributed.on_ranks import IS_RANK, on_ranks
 
@@ -53,15 +55,16 @@ def uneven_parts():
     return mock.patch.multiple(mappings, **functions)
 
 
-def trained(cluster, **options):
+def trained(cluster, native=False, **options):
     with uneven_parts():
-        return compare(cluster, sharded=True, bf16=False, experts=GROUPED | FUSED, **options)
+        return compare(cluster, sharded=True, bf16=False, experts=GROUPED | FUSED | {"native": native}, **options)
 
 
+@pytest.mark.parametrize("native", [False, True], ids=["replayed", "routers_decide"])
 @on_ranks(TP2_ETP2_EP2)
-def test_S5_experts_that_are_cut_over_ranks_train_as_plain_megatron(cluster):
+def test_S5_experts_that_are_cut_over_ranks_train_as_plain_megatron(cluster, native):
     """Two ranks hold halves of the same experts, and only the first of them reports."""
-    got = trained(cluster, **RECOMPUTE["full"])
+    got = trained(cluster, native, **RECOMPUTE["full"])
     assert_active(got)
     assert gathered(bool(got.reports)) == [True, False, True, False]
     assert_equal(got)

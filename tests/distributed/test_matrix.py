@@ -15,6 +15,8 @@ from harness.distributed.on_ranks import IS_RANK, on_ranks
 if IS_RANK:
     import functools
 
+    from megatron.core import parallel_state
+
     from harness.distributed.comparison import (
         EXPERTS,
         assert_active,
@@ -132,4 +134,24 @@ def test_S5_with_tensor_parallel_attention_experts_train_as_plain_megatron(clust
     """A rank routes its part of the sequence, and experts are whole on every rank."""
     got = trained(cluster, recomputation, optimizer, "fp32")
     assert_active(got, tokens_per_rank=8)
+    assert_equal(got)
+
+
+@pytest.mark.parametrize(
+    ("layout", "recomputation"),
+    [
+        (EP4, "selective"),
+        (EP2_EDP2, "full"),
+        (EP2_PP2, "none"),
+        (EP2_VPP, "full"),
+        (TP2_EP2_EDP2, "none"),
+    ],
+    ids=str,
+)
+@on_ranks()
+def test_S5_routers_that_decide_train_as_plain_megatron(cluster, recomputation):
+    """Nothing is replayed: ranks gather what their routers chose before they split it."""
+    tensor_ranks = parallel_state.get_tensor_model_parallel_world_size()
+    got = compare(cluster, sharded=True, bf16=False, experts={"native": True}, **RECOMPUTE[recomputation])
+    assert_active(got, tokens_per_rank=16 // tensor_ranks)
     assert_equal(got)

@@ -1,5 +1,7 @@
 """If a part of the agent is missing, the comparison with plain training notices, or the agent refuses to go on."""
 
+import pytest
+
 from harness.distributed.layout import EP2_EDP2, EP4
 from harness.distributed.on_ranks import IS_RANK, on_ranks
 
@@ -27,10 +29,11 @@ def test_S5_the_comparison_sees_routers_that_do_not_follow_the_routing_of_their_
         assert compare(cluster, **WAY).worst["grad"] > 0.1
 
 
+@pytest.mark.parametrize("native", [False, True], ids=["replayed", "routers_decide"])
 @on_ranks(EP4)
-def test_S5_the_comparison_sees_backwards_with_the_weights_that_the_last_forward_left_in_its_slots(cluster):
+def test_S5_the_comparison_sees_backwards_with_the_weights_that_the_last_forward_left_in_its_slots(cluster, native):
     with mock.patch.object(Visit, "fetch_again"):
-        assert compare(cluster, **WAY).worst["grad"] > 0.1
+        assert compare(cluster, **WAY, experts={"native": native}).worst["grad"] > 0.1
 
 
 @on_ranks(EP4)
@@ -66,8 +69,9 @@ def test_S5_recomputation_without_its_micro_batch_is_refused(cluster):
     job.agent.detach()
 
 
+@pytest.mark.parametrize("native", [False, True], ids=["replayed", "routers_decide"])
 @on_ranks(EP2_EDP2)
-def test_S5_the_comparison_sees_replica_gradients_that_ddp_ignores(cluster):
+def test_S5_the_comparison_sees_replica_gradients_that_ddp_ignores(cluster, native):
     """Kernels add to `main_grad`, so DDP ignores gradients that replicas return through autograd.
 
     The loss of the first step is still right.
@@ -84,4 +88,4 @@ def test_S5_the_comparison_sees_replica_gradients_that_ddp_ignores(cluster):
         return rest
 
     with mock.patch.object(GradientReturn, "add_up", add_up):
-        assert compare(cluster, **WAY, experts=EXPERTS["fused"]).worst["grad"] > 0.1
+        assert compare(cluster, **WAY, experts=EXPERTS["fused"] | {"native": native}).worst["grad"] > 0.1
