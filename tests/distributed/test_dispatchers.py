@@ -38,6 +38,7 @@ DEEPEP = FLEX | {"moe_flex_dispatcher_backend": "deepep"}
 HYBRIDEP = FLEX | {"moe_flex_dispatcher_backend": "hybridep"}
 FUSED = {"moe_permute_fusion": True}
 CAPACITY = {"moe_expert_capacity_factor": 1.0}
+NATIVE = pytest.mark.parametrize("native", [False, True], ids=["replayed", "routers_decide"])
 
 
 def zero_probabilities():
@@ -58,17 +59,20 @@ def assert_trains_as_plain(got):
     assert_equal(got)
 
 
+@NATIVE
 @on_ranks(EP4)
-def test_S5_through_deepep_it_trains_as_plain_megatron(cluster):
+def test_S5_through_deepep_it_trains_as_plain_megatron(cluster, native):
     """Its router has fp64 and gives some copies probability 0."""
     with zero_probabilities():
-        assert_trains_as_plain(compare(cluster, **WAY, experts=DEEPEP | {"moe_router_dtype": "fp64"}))
+        experts = DEEPEP | {"moe_router_dtype": "fp64", "native": native}
+        assert_trains_as_plain(compare(cluster, **WAY, experts=experts))
 
 
+@NATIVE
 @on_ranks(EP4)
-def test_S5_through_hybridep_it_trains_as_plain_megatron_and_has_room_for_redundant_slots(cluster):
+def test_S5_through_hybridep_it_trains_as_plain_megatron_and_has_room_for_redundant_slots(cluster, native):
     fused_a2a.reset_hybrid_ep_buffer()
-    experts = HYBRIDEP | {"num_experts": 4 * cluster.num_ranks}
+    experts = HYBRIDEP | {"num_experts": 4 * cluster.num_ranks, "native": native}
     assert_trains_as_plain(compare(cluster, sharded=True, bf16=False, experts=experts, **RECOMPUTE["full"]))
     config = fused_a2a._hybrid_ep_buffer.config
     assert config.num_of_experts_per_rank == 6, "four experts and two redundant slots"
