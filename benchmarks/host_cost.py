@@ -54,7 +54,7 @@ from relibra.agent.transport import ExpertTransport, SymmetricTransport, transfe
 from relibra.agent.transport.symmetric_memory import SymmetricMemory
 from relibra.agent.transport.timed import TimedTransport
 from relibra.kernels import ops
-from relibra.planning import Cluster, Model, PlanId, StepPlan
+from relibra.planning import Cluster, Model, PlanId, Replicas, StepPlan
 from relibra.planning.plan import Level
 
 CPU = torch.device("cpu")
@@ -92,7 +92,7 @@ def plan_with(replicas: Sequence[tuple[int, int, int]]) -> StepPlan:
         step=0,
         digest=b"",
         home_rank_LE=CLUSTER.identity_placement(MODEL),
-        replica_index_Y4=np.array([(0, *each) for each in replicas], np.int32).reshape(-1, 4),
+        replicas=Replicas.of(np.array([(0, *each) for each in replicas], np.int32).reshape(-1, 4), 1, MODEL.num_layers),
         num_micro_batches=1,
         reason="",
         level=Level.MICRO_BATCHES,

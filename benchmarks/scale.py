@@ -125,7 +125,8 @@ def _begin(plan: StepPlan, model: Model, cluster: Cluster) -> StepCells:
     """Begin a step as rank 0 does when its plan is in hand and the offers of all ranks are there."""
     check_step_plan(plan, model, cluster)
     offer = agreement.Offer(step=plan.step, plan_id=plan.id, digest=plan.digest)
-    assert agreement.decide([offer] * (cluster.num_ranks * cluster.num_ep_groups)).plan_id == plan.id
+    gathered = offer.to_tensor().repeat(cluster.num_ranks * cluster.num_ep_groups, 1)
+    assert agreement.decide([agreement.Offer.from_tensor(of_rank) for of_rank in gathered.unbind()]).plan_id == plan.id
     placement = Placement.identity(model, cluster).with_homes(plan.home_rank_LE)
     return StepCells(placement, cluster, ep_group=0, ep_rank=0, plan=plan, device=torch.device("cpu"))
 

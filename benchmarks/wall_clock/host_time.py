@@ -15,7 +15,7 @@ from benchmarks.wall_clock import routing
 from benchmarks.wall_clock.gpt_on_cpu import Shape
 from benchmarks.wall_clock.jobs import Job
 from relibra.agent import AgentConfig, PlanAnswer
-from relibra.planning import Cluster, ExecutionReport, Model, PlanId, StepPlan
+from relibra.planning import Cluster, ExecutionReport, Model, PlanId, Replicas, StepPlan
 
 NUM_MICRO_BATCHES = 4
 _MODEL = Model(num_layers=4, num_experts=8, top_k=2)
@@ -31,8 +31,8 @@ class FixedPlans:
         shape = (NUM_MICRO_BATCHES, model.num_layers, cluster.num_ranks if replicas else 0)
         row_Y, layer_Y, rank_Y = np.indices(shape).reshape(3, -1)
         expert_Y = (rank_Y - 1) % cluster.num_ranks * cluster.experts_per_rank(model)
-        self._replica_index_Y4 = np.column_stack([row_Y, layer_Y, expert_Y, rank_Y]).astype(np.int32)
-        self._replica_index_Y4 = self._replica_index_Y4[np.lexsort(self._replica_index_Y4.T[::-1])]
+        index_Y4 = np.column_stack([row_Y, layer_Y, expert_Y, rank_Y]).astype(np.int32)
+        self._replicas = Replicas.of(index_Y4[np.lexsort(index_Y4.T[::-1])], *shape[:2])
 
     def wait(self, step: int, timeout_s: float) -> PlanAnswer:
         """Return the plan with the number of the step."""
@@ -41,7 +41,7 @@ class FixedPlans:
             step=step,
             digest=b"",
             home_rank_LE=self._home_rank_LE,
-            replica_index_Y4=self._replica_index_Y4,
+            replicas=self._replicas,
             num_micro_batches=NUM_MICRO_BATCHES,
             reason="fixed",
         )

@@ -17,7 +17,7 @@ if IS_RANK:
     from relibra.agent import Phase
     from relibra.agent.cells.layer import LayerExecution
     from relibra.agent.transport import ProcessGroupTransport
-    from relibra.planning import Cause, PlanId, StepPlan
+    from relibra.planning import Cause, PlanId, Replicas, StepPlan
 
 NUM_STEPS = 20
 
@@ -43,7 +43,7 @@ def copies_of_the_hottest(cluster, step):
         step=step,
         digest=bytes(32),
         home_rank_LE=cluster.identity_placement(MODEL),
-        replica_index_Y4=np.array(sorted(index), dtype=np.int32),
+        replicas=Replicas.of(np.array(sorted(index), dtype=np.int32), M, MODEL.num_layers),
         num_micro_batches=M,
         reason="copies of the hottest",
     )

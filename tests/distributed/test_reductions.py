@@ -12,6 +12,7 @@ if IS_RANK:
     from harness.distributed.comparison import balanced_job, num_micro_batches
     from harness.distributed.observed import gathered
     from relibra.agent import Phase
+    from relibra.planning import Replicas
 
     begin = _ParamAndGradBucketGroup.start_grad_sync
 
@@ -42,8 +43,10 @@ def test_S5_ranks_with_different_replicas_begin_reductions_in_one_order(cluster)
     last, begun = num_micro_batches() - 1, []
     job, plans = balanced_job(cluster, sharded=True, bucket_size=BUCKET_SIZE)
     agent, plan = job.agent, plans.answers[1]
-    is_kept_Y = (plan.replica_index_Y4[:, :2] != [last, LAYER]).any(axis=1)
-    plan = plans.answers[1] = dataclasses.replace(plan, replica_index_Y4=plan.replica_index_Y4[is_kept_Y])
+    index_Y4 = plan.replicas.index_Y4
+    index_Y4 = index_Y4[(index_Y4[:, :2] != [last, LAYER]).any(axis=1)]
+    replicas = Replicas.of(index_Y4, *plan.replicas.count_ML.shape)
+    plans.answers[1] = dataclasses.replace(plan, replicas=replicas)
     names = {
         id(buckets): f"{kind} {i}"
         for chunk in job.chunks
@@ -64,8 +67,7 @@ def test_S5_ranks_with_different_replicas_begin_reductions_in_one_order(cluster)
     agent.end_step()
     agent.detach()
     of_group, of_other_group = (
-        plan.replica_index_Y4[plan.replica_index_Y4[:, 0] == row + last][:, 1:].tolist()
-        for row in (0, num_micro_batches())
+        index_Y4[index_Y4[:, 0] == row + last][:, 1:].tolist() for row in (0, num_micro_batches())
     )
     assert of_group
     assert of_group != of_other_group

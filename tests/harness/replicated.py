@@ -26,7 +26,7 @@ def replicated(load_MLE: NDArray[np.int64], home_LE: NDArray[np.int32], cluster:
 
 def executed_loads(plan: StepPlan, load: StepLoad, cluster: Cluster) -> NDArray[np.int64]:
     """Return the token copies that each rank computes in every cell if all ranks execute the plan."""
-    home_LE, index_Y4 = plan.home_rank_LE, plan.replica_index_Y4
+    home_LE, index_Y4 = plan.home_rank_LE, plan.replicas.index_Y4
     crossing_MLE = load.crossing_MLE(home_LE, cluster)
     tokens_Y, _ = split_step(load.load_MLE, crossing_MLE, home_LE, index_Y4, cluster.gpus_per_node, cluster.num_ranks)
     return replicated_loads(load.load_MLE, home_LE, index_Y4, tokens_Y, cluster.num_ranks)

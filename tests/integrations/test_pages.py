@@ -41,7 +41,7 @@ def check_plan_of(page: str, address: str, step: int, level: Level = Level.MICRO
     assert plan is not None
     assert plan.level is level
     assert plan.home_rank_LE.shape == (2, 8)
-    assert len(plan.replica_index_Y4)
+    assert plan.replicas.count_ML.any()
 
 
 def test_areal(shared_planner: Service, tmp_path: Path) -> None:

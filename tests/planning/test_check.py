@@ -1,12 +1,28 @@
 """One test for every sentence of `check_plan`: it breaks one invariant of a valid plan, and the check must name it."""
 
+from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
+from itertools import pairwise
+from unittest import mock
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from relibra.errors import InvalidPlan
-from relibra.planning import PlanId, StepPlan, check_placement, check_plan, check_step_plan
+from relibra.planning import (
+    Cluster,
+    Model,
+    PlanId,
+    Replicas,
+    StepPlan,
+    check,
+    check_placement,
+    check_plan,
+    check_step_plan,
+)
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +175,58 @@ def _step_faults(step_plan, plan):
 def test_S2_what_ranks_execute_is_checked_like_the_plan(plan):
     step_plan = StepPlan.of(plan, id=PlanId(epoch=1, version=1), step=0)
     check_step_plan(step_plan, plan.model, plan.cluster)
-    broken = replace(step_plan, replica_index_Y4=_changed(step_plan.replica_index_Y4, (-1, 0), 3))
-    assert _step_faults(broken, plan) == ["a replica names a row outside 0 to 2"]
+    for num_rows in (2, 4):
+        count_ML = np.zeros((num_rows, 2), np.uint8)
+        count_ML[0, 0] = len(step_plan.replicas.rank_Y)
+        broken = replace(step_plan, replicas=replace(step_plan.replicas, count_ML=count_ML))
+        assert _step_faults(broken, plan) == [f"the cells of replicas have shape ({num_rows}, 2), expected (3, 2)"]
     broken = replace(step_plan, home_rank_LE=step_plan.home_rank_LE[:1])
     assert _step_faults(broken, plan) == ["home_rank has shape (1, 8), expected (2, 8)"]
+
+
+MODEL = Model(num_layers=2, num_experts=8, top_k=1)
+NUM_ROWS = 3
+
+
+@st.composite
+def listed_replicas(draw):
+    """Return homes `[L, E]` and a list of replicas for them, which up to one odd entry or swap may spoil."""
+    home_LE = np.array([draw(st.permutations([0, 0, 1, 1, 2, 2, 3, 3])) for _ in range(2)], dtype=np.int32)
+    cells = st.tuples(st.integers(0, NUM_ROWS - 1), st.integers(0, 1))
+    good = st.tuples(cells, st.integers(0, 7)).map(lambda of: (*of[0], of[1], int(home_LE[of[0][1], of[1]]) ^ 1))
+    odd = st.tuples(cells, st.integers(-1, 8), st.integers(-1, 4)).map(lambda of: (*of[0], *of[1:]))
+    index = sorted([*draw(st.sets(good, max_size=12)), *draw(st.lists(odd, max_size=1))])
+    place = draw(st.integers(0, 20))
+    if place + 1 < len(index) and index[place][:2] == index[place + 1][:2]:
+        index[place : place + 2] = draw(st.sampled_from([index[place : place + 2][::-1], index[place : place + 1] * 2]))
+    return home_LE, index
+
+
+def _is_valid(home_LE, index, num_slots):
+    if not all(0 <= expert < 8 and 0 <= rank < 4 for _, _, expert, rank in index):
+        return False
+    of_rank = Counter((row, layer, rank) for row, layer, _, rank in index)
+    return (
+        all(before < after for before, after in pairwise(index))
+        and all(home_LE[layer, expert] == rank ^ 1 for _, layer, expert, rank in index)  # the other rank of the node
+        and max(of_rank.values(), default=0) <= num_slots
+    )
+
+
+@given(listed_replicas(), st.integers(1, 2), st.integers(1, 16), st.sampled_from([np.int8, np.int32, np.int64]))
+def test_S2_what_is_not_valid_is_refused_however_many_are_checked_at_once(listed, num_slots, at_once, dtype):
+    home_LE, index = listed
+    cluster = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=num_slots)
+    replicas = Replicas.of(np.array(index, dtype).reshape(-1, 4), NUM_ROWS, 2)
+    plan = StepPlan(
+        id=PlanId(epoch=1, version=1),
+        step=0,
+        digest=b"",
+        home_rank_LE=home_LE,
+        replicas=replicas,
+        num_micro_batches=NUM_ROWS,
+        reason="",
+    )
+    is_refused = nullcontext() if _is_valid(home_LE, index, num_slots) else pytest.raises(InvalidPlan)
+    with mock.patch.object(check, "_AT_ONCE", at_once), is_refused:
+        check_step_plan(plan, MODEL, cluster)

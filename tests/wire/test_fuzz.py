@@ -24,6 +24,7 @@ from relibra.planning import (
     Phase,
     PlanId,
     PlanParams,
+    Replicas,
     Schedule,
     StepPlan,
 )
@@ -70,7 +71,7 @@ GOOD: dict[str, tuple[Message, Callable[[Any], object]]] = {
                 step=9,
                 digest=bytes(32),
                 home_rank_LE=np.zeros((3, 8), np.int32),
-                replica_index_Y4=INDEX_Q4,
+                replicas=Replicas.of(INDEX_Q4, 2, 3),
                 num_micro_batches=1,
                 reason="balanced",
             )

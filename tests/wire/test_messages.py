@@ -17,6 +17,7 @@ from relibra.planning import (
     Phase,
     PlanId,
     PlanParams,
+    Replicas,
     Schedule,
     StepPlan,
 )
@@ -32,7 +33,11 @@ CLUSTER = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1, num_ep_groups
 def same(left: object, right: object) -> bool:
     """Return whether two dataclasses are equal, comparing arrays by value."""
     return all(
-        np.array_equal(a, b) if isinstance(a := getattr(left, field.name), np.ndarray) else a == b
+        same(a, b)
+        if dataclasses.is_dataclass(a := getattr(left, field.name))
+        else np.array_equal(a, b)
+        if isinstance(a, np.ndarray)
+        else a == b
         for field in dataclasses.fields(left)  # type: ignore[arg-type]
         for b in [getattr(right, field.name)]
     )
@@ -118,7 +123,7 @@ def test_step_plans_survive_the_wire(level: Level) -> None:
         step=5,
         digest=bytes(range(32)),
         home_rank_LE=CLUSTER.identity_placement(MODEL),
-        replica_index_Y4=np.array([[0, 1, 2, 0], [3, 2, 7, 2]], dtype=np.int32),
+        replicas=Replicas.of(np.array([[0, 1, 2, 0], [3, 2, 7, 2]], dtype=np.int32), 4, 3),
         num_micro_batches=2,
         reason="two replicas",
         level=level,

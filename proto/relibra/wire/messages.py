@@ -18,6 +18,7 @@ from relibra.planning import (
     Phase,
     PlanId,
     PlanParams,
+    Replicas,
     Schedule,
     StepPlan,
 )
@@ -25,7 +26,6 @@ from relibra.planning.execution import MAX_SAMPLED
 from relibra.planning.launch import Launch
 from relibra.planning.load import narrow_counts
 from relibra.planning.plan import Level
-from relibra.planning.step_plan import replica_index
 from relibra.v1 import execution_pb2, job_pb2, plan_pb2
 from relibra.wire import array
 from relibra.wire.job_id import check_job_id
@@ -217,17 +217,12 @@ def decode_step_plan(message: plan_pb2.StepPlan, model: Model) -> StepPlan:
     count_ML = array.decode(message.replica_count, "plan.replica_count", kinds="iu", shape=(None, model.num_layers))
     expert_Y = array.decode(message.replica_expert, "plan.replica_expert", kinds="iu", shape=(None,))
     rank_Y = array.decode(message.replica_rank, "plan.replica_rank", kinds="iu", shape=expert_Y.shape)
-    # Each count is checked before the sum, because the sum may wrap around.
-    is_possible = count_ML.min(initial=0) >= 0 and count_ML.max(initial=0) <= len(expert_Y)
-    num_replicas = int(count_ML.sum(dtype=np.int64))
-    if not is_possible or num_replicas != len(expert_Y):
-        raise InvalidInput.of("plan.replica_count", expected=f"a sum of {len(expert_Y)}", got=num_replicas)
     return StepPlan(
         id=decode_plan_id(message.id),
         step=message.step,
         digest=message.digest,
         home_rank_LE=home_LE.astype(np.int32),
-        replica_index_Y4=replica_index(count_ML, expert_Y, rank_Y),
+        replicas=Replicas(count_ML=count_ML, expert_Y=expert_Y, rank_Y=rank_Y),
         num_micro_batches=message.num_micro_batches,
         reason=message.reason,
         level=decode_level(message.level),

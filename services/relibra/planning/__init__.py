@@ -25,7 +25,7 @@ from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import StepLoad, imbalance
 from relibra.planning.plan import Plan
 from relibra.planning.schedule import Freedom, Schedule
-from relibra.planning.step_plan import PlanId, StepPlan
+from relibra.planning.step_plan import PlanId, Replicas, StepPlan
 
 __all__ = [
     "Cause",
@@ -38,6 +38,7 @@ __all__ = [
     "Plan",
     "PlanId",
     "PlanParams",
+    "Replicas",
     "Schedule",
     "StepLoad",
     "StepPlan",

@@ -3,7 +3,7 @@
 There is one implementation: the planner checks a plan before it publishes it, the agent before it applies it, and tests
 use the check as an oracle.
 
-M rows, L layers, E experts, R EP ranks, Y replicas.
+M rows, L layers, E experts, R EP ranks, Y replicas, y some of them.
 """
 
 import numpy as np
@@ -12,7 +12,11 @@ from numpy.typing import NDArray
 from relibra.errors import InvalidPlan
 from relibra.planning.job import Cluster, Model
 from relibra.planning.plan import Plan
-from relibra.planning.step_plan import StepPlan
+from relibra.planning.step_plan import Replicas, StepPlan
+
+_UNSORTED = "replicas are not sorted and unique by (row, layer, expert, rank)"
+_AT_ONCE = 1 << 13
+"""How many replicas are checked together: so few that what is computed of them stays in the processor's cache."""
 
 
 def check_plan(plan: Plan, load_MLE: NDArray[np.integer] | None = None) -> None:
@@ -25,9 +29,11 @@ def check_plan(plan: Plan, load_MLE: NDArray[np.integer] | None = None) -> None:
         InvalidPlan: the text lists the broken invariants. An invariant that depends on a broken one is not checked.
     """
     faults = _placement_faults(plan.home_rank_LE, plan.model, plan.cluster)
-    faults = faults or _replica_faults(
-        plan.replica_index_Y4, plan.home_rank_LE, plan.num_rows, plan.model, plan.cluster
-    )
+    num_rows, num_layers = plan.num_rows, plan.model.num_layers
+    faults = faults or _index_faults(plan.replica_index_Y4, num_rows, num_layers)
+    if not faults:
+        replicas = Replicas.of(plan.replica_index_Y4, num_rows, num_layers)
+        faults = _replica_faults(replicas, plan.home_rank_LE, num_rows, plan.model, plan.cluster)
     faults = faults or _token_faults(plan)
     if load_MLE is not None and not faults:
         faults = _load_faults(plan, load_MLE)
@@ -42,7 +48,7 @@ def check_step_plan(plan: StepPlan, model: Model, cluster: Cluster) -> None:
     """
     faults = _placement_faults(plan.home_rank_LE, model, cluster)
     num_rows = plan.num_micro_batches * cluster.num_ep_groups
-    _raise(faults or _replica_faults(plan.replica_index_Y4, plan.home_rank_LE, num_rows, model, cluster))
+    _raise(faults or _replica_faults(plan.replicas, plan.home_rank_LE, num_rows, model, cluster))
 
 
 def check_placement(home_rank_LE: NDArray[np.integer], model: Model, cluster: Cluster) -> None:
@@ -74,36 +80,50 @@ def _placement_faults(home_rank_LE: NDArray[np.integer], model: Model, cluster: 
     return []
 
 
-def _replica_faults(
-    index_Y4: NDArray[np.integer],
-    home_rank_LE: NDArray[np.integer],
-    num_rows: int,
-    model: Model,
-    cluster: Cluster,
-) -> list[str]:
+def _index_faults(index_Y4: NDArray[np.integer], num_rows: int, num_layers: int) -> list[str]:
     if index_Y4.ndim != 2 or index_Y4.shape[1] != 4:
         return [f"the replicas have shape {index_Y4.shape}, expected [Y, 4]"]
-    bounds = (num_rows, model.num_layers, model.num_experts, cluster.num_ranks)
-    columns = np.ascontiguousarray(index_Y4.T)  # of a large plan, they are read many times faster
-    for value_Y, name, bound in zip(columns, ("row", "layer", "expert", "rank"), bounds, strict=True):
-        if len(value_Y) and (value_Y.min() < 0 or value_Y.max() >= bound):
-            return [f"a replica names a {name} outside 0 to {bound - 1}"]
-    row_Y, layer_Y, expert_Y, rank_Y = columns
-    cell_Y = row_Y.astype(np.int64) * model.num_layers + layer_Y
-    key_Y = cell_Y * model.num_experts
-    key_Y += expert_Y  # in place, because memory that is new costs most of the time
-    key_Y *= cluster.num_ranks
-    key_Y += rank_Y
-    if (key_Y[1:] <= key_Y[:-1]).any():
-        return ["replicas are not sorted and unique by (row, layer, expert, rank)"]
-    home_Y, faults = home_rank_LE.ravel().take(layer_Y * home_rank_LE.shape[1] + expert_Y), []
-    if (home_Y == rank_Y).any():
-        faults.append("a replica is on its own home rank")
-    if (home_Y // cluster.gpus_per_node != rank_Y // cluster.gpus_per_node).any():
+    row_Y, layer_Y = np.ascontiguousarray(index_Y4[:, :2].T)  # of a large plan, they are read many times faster
+    if (fault := _range_fault(row_Y, "row", num_rows)) or (fault := _range_fault(layer_Y, "layer", num_layers)):
+        return [fault]
+    cell_Y = row_Y.astype(np.int64) * num_layers + layer_Y
+    return [_UNSORTED] if (cell_Y[1:] < cell_Y[:-1]).any() else []
+
+
+def _range_fault(value_Y: NDArray[np.integer], name: str, bound: int) -> str | None:
+    if not len(value_Y) or (value_Y.min() >= 0 and value_Y.max() < bound):
+        return None
+    return f"a replica names a {name} outside 0 to {bound - 1}"
+
+
+def _replica_faults(
+    replicas: Replicas, home_rank_LE: NDArray[np.integer], num_rows: int, model: Model, cluster: Cluster
+) -> list[str]:
+    count_ML, expert_Y, rank_Y = replicas.count_ML, replicas.expert_Y, replicas.rank_Y
+    num_experts, num_ranks = model.num_experts, cluster.num_ranks
+    if count_ML.shape != (num_rows, model.num_layers):
+        return [f"the cells of replicas have shape {count_ML.shape}, expected {(num_rows, model.num_layers)}"]
+    if (fault := _range_fault(expert_Y, "expert", num_experts)) or (fault := _range_fault(rank_Y, "rank", num_ranks)):
+        return [fault]
+    is_at_home = is_far = False
+    end, used, home_X = 0, 0, home_rank_LE.ravel()
+    rows_at_once = 1 + num_rows * _AT_ONCE // (len(expert_Y) + 1)
+    for row in range(0, num_rows, rows_at_once):
+        count_C = count_ML[row : row + rows_at_once].ravel()
+        begin, end = end, end + int(count_C.sum(dtype=np.int64))
+        rank_y = rank_Y[begin:end].astype(np.int32)
+        cell_y = np.repeat(np.arange(len(count_C)), count_C)
+        place_y = cell_y * num_experts + expert_Y[begin:end]
+        key_y = place_y * num_ranks + rank_y
+        if (key_y[1:] <= key_y[:-1]).any():
+            return [_UNSORTED]
+        home_y = home_X[place_y % home_X.size]
+        is_at_home |= bool((home_y == rank_y).any())
+        is_far |= bool((home_y // cluster.gpus_per_node != rank_y // cluster.gpus_per_node).any())
+        used = max(used, int(np.bincount(cell_y * num_ranks + rank_y).max(initial=0)))
+    faults = ["a replica is on its own home rank"] if is_at_home else []
+    if is_far:
         faults.append("a replica is not on the node of its home")
-    cell_Y *= cluster.num_ranks
-    cell_Y += rank_Y
-    used = int(np.bincount(cell_Y).max(initial=0))
     if used > cluster.redundant_slots:
         faults.append(f"a rank holds {used} replicas in {cluster.redundant_slots} redundant slots")
     return faults

@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning import Cluster, Model, Plan, PlanParams, Schedule
+from relibra.planning import Cluster, Model, Plan, PlanParams, Replicas, Schedule
 from relibra.planning.plan import Prediction
-from relibra.planning.step_plan import replica_index
 from relibra.store.array_codec import PackedArray
 from relibra.store.seal import seal, unseal
 
@@ -31,14 +30,12 @@ PLAN_FIELDS = ("meta", *COMMON_FIELDS, "schedule", "load", "replica_tokens", "lo
 
 def encode_plan(plan: Plan) -> dict[str, bytes]:
     """Encode a plan."""
-    schedule, index_Y4 = plan.schedule, plan.replica_index_Y4
-    cell_Y = index_Y4[:, 0].astype(np.int64) * plan.model.num_layers + index_Y4[:, 1]
-    shape_ML = (plan.num_rows, plan.model.num_layers)
+    schedule, replicas = plan.schedule, Replicas.of(plan.replica_index_Y4, plan.num_rows, plan.model.num_layers)
     arrays: dict[str, NDArray[np.generic]] = {
         "home_rank": plan.home_rank_LE,
-        "replica_count": np.bincount(cell_Y, minlength=plan.num_rows * plan.model.num_layers).reshape(shape_ML),
-        "replica_expert": index_Y4[:, 2],
-        "replica_rank": index_Y4[:, 3],
+        "replica_count": replicas.count_ML,
+        "replica_expert": replicas.expert_Y,
+        "replica_rank": replicas.rank_Y,
         "schedule": np.stack([schedule.micro_batch_S, schedule.source_rank_S, schedule.ep_group_S]),
         "load": plan.load_MLE,
         "replica_tokens": plan.replica_tokens_Y,
@@ -63,13 +60,16 @@ def decode_plan(fields: Mapping[str, bytes], what: str) -> Plan:
         return PackedArray.from_bytes(fields[name], f"field {name!r} of {what}").unpack()
 
     micro_batch_S, source_rank_S, ep_group_S = unpack("schedule").astype(np.int32)
+    replicas = Replicas(
+        count_ML=unpack("replica_count"), expert_Y=unpack("replica_expert"), rank_Y=unpack("replica_rank")
+    )
     return Plan(
         model=Model(**meta["model"]),
         cluster=Cluster(**meta["cluster"]),
         params=PlanParams(**meta["params"]),
         schedule=Schedule(micro_batch_S=micro_batch_S, source_rank_S=source_rank_S, ep_group_S=ep_group_S),
         home_rank_LE=unpack("home_rank").astype(np.int32),
-        replica_index_Y4=replica_index(unpack("replica_count"), unpack("replica_expert"), unpack("replica_rank")),
+        replica_index_Y4=replicas.index_Y4,
         load_MLE=unpack("load").astype(np.int64),
         replica_tokens_Y=unpack("replica_tokens").astype(np.int64),
         lower_bound_ML=unpack("lower_bound").astype(np.float64),

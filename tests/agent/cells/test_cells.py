@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from harness.agent.shapes import shapes
 from harness.distributed.plans import random_plan
-from relibra.agent.cells.cells import StepCells, redundant_slots
+from relibra.agent.cells.cells import StepCells, fill_redundant_slots
 from relibra.agent.placement import Placement
 from relibra.agent.transport import Copy
 from relibra.kernels import EMPTY, REST
-from relibra.planning import Cluster, Model, PlanId, StepPlan
+from relibra.planning import Cluster, Model, PlanId, Replicas, StepPlan
 
 SEEDS = st.integers(0, 2**32 - 1)
 CPU = torch.device("cpu")
@@ -38,7 +38,7 @@ def test_S5_slot_tables_say_what_the_plan_says(data: st.DataObject, seed: int, n
                     want[int(rank), int(slot)] = expert
                 used = [share] * cluster.num_ranks
                 row = ep_group * num_micro_batches + micro_batch
-                for of_row, of_layer, expert, rank in plan.replica_index_Y4.tolist():
+                for of_row, of_layer, expert, rank in plan.replicas.index_Y4.tolist():
                     if (of_row, of_layer) == (row, layer):
                         want[rank, used[rank]] = expert
                         used[rank] += 1
@@ -78,7 +78,7 @@ def test_S5_all_ranks_of_a_node_mean_the_same_copies(data: st.DataObject, seed: 
                 ranks = [each[2] for each in by_home if each[:2] == home]
                 assert ranks == sorted(set(ranks))
             travelled += len(by_home)
-    assert travelled == (plan.replica_index_Y4[:, 0] < 2).sum()
+    assert travelled == plan.replicas.count_ML[:2].sum()
 
 
 def test_without_a_plan_or_a_micro_batch_there_are_no_replicas() -> None:
@@ -116,7 +116,8 @@ def test_S5_a_cell_knows_of_replicas_in_other_groups_and_nodes() -> None:
     """DDP reduces the gradients of the ranks that hold the same experts in one order only if all of them know."""
     cluster = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1, num_ep_groups=2)
     placement = Placement.identity(Model(num_layers=1, num_experts=4, top_k=1), cluster)
-    plan = dataclasses.replace(PLANNED, home_rank_LE=placement.home_rank_LE)
+    replicas = Replicas.of(INDEX_Y4, 4, 1)
+    plan = dataclasses.replace(PLANNED, home_rank_LE=placement.home_rank_LE, replicas=replicas)
     for ep_group in range(2):
         for ep_rank in range(4):
             cells = cells_of(placement, cluster, ep_group, ep_rank, plan)
@@ -129,21 +130,29 @@ def planned(placement: Placement, cluster: Cluster) -> StepCells:
     return cells_of(placement, cluster, 0, 0, dataclasses.replace(PLANNED, home_rank_LE=placement.home_rank_LE))
 
 
+INDEX_Y4 = np.array([[1, 0, 1, 1]], dtype=np.int32)
 PLANNED = StepPlan(
     id=PlanId(epoch=1, version=1),
     step=0,
     digest=b"",
     home_rank_LE=np.zeros((0, 0), dtype=np.int32),
-    replica_index_Y4=np.array([[1, 0, 1, 1]], dtype=np.int32),
+    replicas=Replicas.of(INDEX_Y4, 2, 1),
     num_micro_batches=2,
     reason="",
 )
 """A plan without homes, in which expert 1 has a replica on rank 1, in micro-batch 1 of 2."""
 
 
-def test_redundant_slots_count_from_zero_in_order_of_expert() -> None:
+def test_replicas_fill_redundant_slots_from_the_first_on_in_order_of_expert() -> None:
     cluster = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=3)
-    cell_Y = np.array([0, 0, 0, 0, 0, 1, 3], dtype=np.int32)
-    rank_Y = np.array([1, 0, 0, 1, 1, 0, 0], dtype=np.int32)
-    assert redundant_slots(cell_Y, rank_Y, cluster).tolist() == [0, 0, 1, 1, 2, 0, 0]
-    assert redundant_slots(cell_Y[:0], rank_Y[:0], cluster).tolist() == []
+    home_LP = np.array([[0, EMPTY, EMPTY, EMPTY, 1, EMPTY, EMPTY, EMPTY]], dtype=np.int32)
+    for dtype in (np.uint8, np.int64):
+        count_ML, expert_Y, rank_Y = (
+            np.array(each, dtype=dtype) for each in ([[5], [0], [2]], [2, 3, 4, 5, 6, 4, 6], [1, 0, 0, 1, 1, 0, 1])
+        )
+        replicas = Replicas(count_ML=count_ML, expert_Y=expert_Y, rank_Y=rank_Y)
+        slot_expert_MLP, place_Y = fill_redundant_slots(home_LP, replicas, cluster)
+        assert slot_expert_MLP[0].tolist() == [[0, 3, 4, EMPTY, 1, 2, 5, 6]]
+        assert slot_expert_MLP[1].tolist() == home_LP.tolist()
+        assert slot_expert_MLP[2].tolist() == [[0, 4, EMPTY, EMPTY, 1, 6, EMPTY, EMPTY]]
+        assert place_Y.tolist() == [5, 1, 2, 6, 7, 1, 5]

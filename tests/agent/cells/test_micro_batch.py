@@ -4,7 +4,7 @@ import torch
 from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.micro_batch import MicroBatch, RealisedLoad, current, running
 from relibra.agent.placement import Placement
-from relibra.planning import Cluster, Model, PlanId, StepPlan
+from relibra.planning import Cluster, Model, PlanId, Replicas, StepPlan
 from relibra.planning.execution import sample_micro_batches
 
 MODEL = Model(num_layers=2, num_experts=4, top_k=1)
@@ -14,7 +14,7 @@ PLAN = StepPlan(
     step=1,
     digest=b"",
     home_rank_LE=np.array([[0, 1, 0, 1], [0, 0, 1, 1]], dtype=np.int32),
-    replica_index_Y4=np.array([[0, 0, 3, 0]], dtype=np.int32),
+    replicas=Replicas.of(np.array([[0, 0, 3, 0]], dtype=np.int32), 1, 2),
     num_micro_batches=1,
     reason="",
 )

@@ -10,7 +10,7 @@ from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.replicated_cell import ReplicatedCell
 from relibra.agent.experts import SequentialExperts
 from relibra.agent.placement import Placement
-from relibra.planning import Cluster, Model, PlanId, StepPlan
+from relibra.planning import Cluster, Model, PlanId, Replicas, StepPlan
 
 MODEL = Model(num_layers=4, num_experts=4, top_k=1)
 CLUSTER = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2)
@@ -26,7 +26,7 @@ def cell_of(
         step=0,
         digest=b"",
         home_rank_LE=CLUSTER.identity_placement(MODEL),
-        replica_index_Y4=np.array(REPLICAS, np.int32),
+        replicas=Replicas.of(np.array(REPLICAS, np.int32), 1, 4),
         num_micro_batches=1,
         reason="",
     )

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.agent import PlanAnswer
-from relibra.planning import Cluster, ExecutionReport, Model, PlanId, StepPlan, check_step_plan
+from relibra.planning import Cluster, ExecutionReport, Model, PlanId, Replicas, StepPlan, check_step_plan
 
 
 def random_homes(rng: np.random.Generator, model: Model, cluster: Cluster) -> NDArray[np.int32]:
@@ -25,8 +25,8 @@ def random_plan(
     """Return a random plan: a placement, and replicas within nodes."""
     rng = np.random.default_rng(seed)
     home_LE = random_homes(rng, model, cluster) if move else cluster.identity_placement(model)
-    index = []
-    for row in range(cluster.num_ep_groups * num_micro_batches if replicate else 0):
+    index, num_rows = [], cluster.num_ep_groups * num_micro_batches
+    for row in range(num_rows if replicate else 0):
         for layer in range(model.num_layers):
             for rank in range(cluster.num_ranks):
                 node = rank // cluster.gpus_per_node
@@ -39,7 +39,7 @@ def random_plan(
         step=step,
         digest=bytes([seed % 256]) * 32,
         home_rank_LE=home_LE,
-        replica_index_Y4=np.array(sorted(index), dtype=np.int32).reshape(-1, 4),
+        replicas=Replicas.of(np.array(sorted(index), np.int32).reshape(-1, 4), num_rows, model.num_layers),
         num_micro_batches=num_micro_batches,
         reason="random",
     )

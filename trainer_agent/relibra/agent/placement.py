@@ -54,7 +54,7 @@ class Placement:
         taken_LRS[layer_n, home_rank_LE[layer_n, expert_n], self.home_slot_LE[layer_n, expert_n]] = True
         # Every (layer, rank) has as many arrivals as free slots. Sorted the same way, they pair up one to one.
         layer_n, expert_n = np.nonzero(~stays_LE)
-        order_n = np.lexsort((expert_n, home_rank_LE[layer_n, expert_n], layer_n))
+        order_n = np.argsort(layer_n * num_ranks + home_rank_LE[layer_n, expert_n], kind="stable")
         home_slot_LE = self.home_slot_LE.copy()
         home_slot_LE[layer_n[order_n], expert_n[order_n]] = np.nonzero(~taken_LRS)[2]
         return Placement(home_rank_LE=home_rank_LE.astype(np.int32), home_slot_LE=home_slot_LE)

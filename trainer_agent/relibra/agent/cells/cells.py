@@ -1,6 +1,7 @@
 """The step's plan in the form in which one rank looks it up: the expert in each physical slot, and the copies to make.
 
-M micro-batches of the rank's EP group, L layers, E experts, P physical slots, S redundant slots, Y replicas.
+M micro-batches of the rank's EP group, L layers, E experts, P physical slots, S redundant slots, Y replicas
+(y of one micro-batch).
 
 Slot s of rank r has the physical number r * (E/R + S) + s; home slots come first, then redundant slots. In a cell, the
 replicas on a rank fill its redundant slots from the first on, in order of expert. A cell without replicas has home
@@ -18,7 +19,7 @@ from torch import Tensor
 from relibra.agent.placement import Placement
 from relibra.agent.transport import Copy
 from relibra.kernels import EMPTY, REST
-from relibra.planning import Cluster, StepPlan
+from relibra.planning import Cluster, Replicas, StepPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,33 +74,29 @@ class StepCells:
         self._home_on_device = torch.from_numpy(self._home_LP).to(device)
         self._rest_E = torch.full((num_experts,), REST, dtype=torch.int32, device=device)
         self._is_identity_L: list[bool] = (self._home_LP == np.arange(num_experts)).all(axis=1).tolist()
-        index_Y4 = plan.replica_index_Y4 if plan is not None else np.zeros((0, 4), np.int32)
-        # A column of its own is read many times faster than one of a large table.
-        row_Y, layer_Y, expert_Y, rank_Y = np.ascontiguousarray(index_Y4.T)
-        cell_Y, num_cells = row_Y * np.int32(num_layers) + layer_Y, self.num_micro_batches * num_layers
-        start_C = np.searchsorted(cell_Y, np.arange(cluster.num_ep_groups * num_cells + 1))
-        is_replicated_C = np.diff(start_C).reshape(cluster.num_ep_groups, self.num_micro_batches, num_layers) > 0
-        self._is_anywhere_ML: NDArray[np.bool_] = np.logical_or.reduce(is_replicated_C)
+        num_cells = self.num_micro_batches * num_layers
+        count_ML = plan.replicas.count_ML if plan is not None else np.zeros((0, num_layers), np.int32)
+        shape = (cluster.num_ep_groups, self.num_micro_batches, num_layers)
+        self._is_anywhere_ML: NDArray[np.bool_] = np.logical_or.reduce(count_ML.reshape(shape) > 0)
+        start_C = np.concatenate([[0], count_ML.cumsum(dtype=np.int64)])
         start_C = start_C[ep_group * num_cells : (ep_group + 1) * num_cells + 1]
-        own = slice(start_C[0], start_C[-1])
         self._start_C: list[int] = (start_C - start_C[0]).tolist()
         """Where the replicas of each cell begin, and where those of the last one end."""
-        self._expert_Y, self._rank_Y, cell_Y = expert_Y[own], rank_Y[own], cell_Y[own] - np.int32(ep_group * num_cells)
-        self.num_replicas = len(cell_Y)
+        self.num_replicas = self._start_C[-1]
         """The number of replicas of this rank's EP group, over all cells."""
         self.has_replicas = bool(self.num_replicas)
-        self._redundant_slot_Y = redundant_slots(cell_Y, self._rank_Y, cluster)
         self._copies: dict[tuple[int, int], tuple[Copy, ...]] = {}
         self._replicated: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         self._tables: dict[tuple[int, int], SlotTable] = {}
-        if self.has_replicas:
-            num_home = num_home_slots(placement, cluster)
-            of_rank = np.int32(num_home + cluster.redundant_slots)
-            self._slot_Y = self._rank_Y * of_rank + np.int32(num_home) + self._redundant_slot_Y
-            slot_expert_LP = _home_table(placement, cluster, num_redundant=cluster.redundant_slots)
-            self._slot_expert_MLP = np.tile(slot_expert_LP, (self.num_micro_batches, 1, 1))
-            num_slots = slot_expert_LP.shape[1]
-            self._slot_expert_MLP.reshape(-1)[cell_Y * np.int32(num_slots) + self._slot_Y] = self._expert_Y
+        if plan is not None and self.has_replicas:
+            own = slice(start_C[0], start_C[-1])
+            self._expert_Y = plan.replicas.expert_Y[own].astype(np.int32, copy=False)
+            self._rank_Y = plan.replicas.rank_Y[own].astype(np.int32, copy=False)
+            home_LP = _home_table(placement, cluster, num_redundant=cluster.redundant_slots)
+            replicas = Replicas(
+                count_ML=count_ML.reshape(shape)[ep_group], expert_Y=self._expert_Y, rank_Y=self._rank_Y
+            )
+            self._slot_expert_MLP, self._place_Y = fill_redundant_slots(home_LP, replicas, cluster)
             self._slots_on_device = torch.from_numpy(self._slot_expert_MLP).to(device)
 
     def table(self, micro_batch: int | None, layer: int) -> SlotTable | None:
@@ -158,18 +155,19 @@ class StepCells:
                 home_E=self._placement.home_rank_LE[layer],
                 expert_Y=self._expert_Y[rows],
                 rank_Y=self._rank_Y[rows],
-                slot_Y=self._slot_Y[rows].astype(np.int64),
+                slot_Y=self._place_Y[rows] - np.int64(layer * self._slot_expert_MLP.shape[2]),
             ),
         )
 
     def _copies_in(self, layer: int, rows: slice) -> tuple[Copy, ...]:
         expert_Y, rank_Y = self._expert_Y[rows], self._rank_Y[rows]
         first_rank = self._ep_rank // self._cluster.gpus_per_node * self._cluster.gpus_per_node
+        num_slots = self._slot_expert_MLP.shape[2] // self._cluster.num_ranks
         fields = (
             self._placement.home_rank_LE[layer, expert_Y] - first_rank,
             self._placement.home_slot_LE[layer, expert_Y],
             rank_Y - first_rank,
-            self._redundant_slot_Y[rows],
+            self._place_Y[rows] % num_slots - num_home_slots(self._placement, self._cluster),
         )
         in_node_Y = (rank_Y >= first_rank) & (rank_Y < first_rank + self._cluster.gpus_per_node)
         return tuple(Copy(*of_copy) for of_copy in np.stack(fields, axis=1)[in_node_Y].tolist())
@@ -197,24 +195,34 @@ def num_home_slots(placement: Placement, cluster: Cluster) -> int:
     return int(placement.home_rank_LE.shape[1]) // cluster.num_ranks
 
 
-def redundant_slots(cell_Y: NDArray[np.int32], rank_Y: NDArray[np.int32], cluster: Cluster) -> NDArray[np.int32]:
-    """Return the redundant slot of each replica, int32 `[Y]`: the replicas of a cell and a rank count up from 0.
+def fill_redundant_slots(
+    home_LP: NDArray[np.int32], replicas: Replicas, cluster: Cluster
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return the expert in every slot of all cells, `[M, L, P]`, and the place of every replica in `[L, P]`, `[Y]`.
 
     Args:
-        cell_Y: the cell of each replica, ascending.
-        rank_Y: the rank of each; a rank has at most its redundant slots of them in a cell.
+        home_LP: the experts in home slots; redundant slots are empty.
+        replicas: those of one EP group.
         cluster: the ranks and their slots.
     """
-    key_Y = cell_Y * np.int32(cluster.num_ranks) + rank_Y
-    slot_Y = np.zeros(len(key_Y), dtype=np.int32)
-    first_of = np.empty(int(key_Y.max(initial=-1)) + 1, dtype=np.int32)
-    left = np.arange(len(key_Y), dtype=np.int32)
-    for _ in range(cluster.redundant_slots - 1):  # a sort takes longer
-        key = key_Y[left]
-        first_of[key[::-1]] = left[::-1]  # of equal keys, the last one that is written stays
-        left = left[first_of[key] != left]
-        slot_Y[left] += 1
-    return slot_Y
+    num_micro_batches, num_layers = replicas.count_ML.shape
+    slot_expert_MX = np.empty((num_micro_batches, home_LP.size), dtype=np.int32)
+    place_Y = np.empty(len(replicas.expert_Y), dtype=np.int32)
+    num_slots = home_LP.shape[1] // cluster.num_ranks
+    first_L = np.arange(num_layers) * home_LP.shape[1] + num_slots - cluster.redundant_slots
+    end = 0
+    # What is computed of one micro-batch stays in the processor's cache.
+    for slot_expert_X, count_L in zip(slot_expert_MX, replicas.count_ML, strict=True):
+        begin, end = end, end + int(count_L.sum(dtype=np.int64))
+        slot_expert_X[:] = home_LP.ravel()
+        expert_y = replicas.expert_Y[begin:end]
+        place_y = np.repeat(first_L, count_L) + np.multiply(replicas.rank_Y[begin:end], num_slots, dtype=np.int64)
+        for _ in range(cluster.redundant_slots - 1):  # a sort takes longer
+            slot_expert_X[place_y[::-1]] = expert_y[::-1]  # of several in one slot, the last one that is written stays
+            place_y += slot_expert_X[place_y] != expert_y
+        slot_expert_X[place_y] = expert_y
+        place_Y[begin:end] = place_y
+    return slot_expert_MX.reshape(num_micro_batches, *home_LP.shape), place_Y
 
 
 def _home_table(placement: Placement, cluster: Cluster, *, num_redundant: int) -> NDArray[np.int32]:

@@ -7,6 +7,7 @@ GPU, and NCCL's watchdog would end the process instead of raising an error.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -245,6 +246,7 @@ def names_of(ranks: list[int]) -> str:
     return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
 
 
+@cache
 def _phases(bits: int) -> frozenset[Phase]:
     return frozenset(phase for bit, phase in enumerate(Phase) if bits >> bit & 1)
 
