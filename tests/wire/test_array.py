@@ -3,7 +3,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
@@ -59,6 +59,7 @@ def test_malformed_arrays_are_refused_by_name(message: array_pb2.Array, fault: s
     ),
     st.lists(st.none() | st.integers(0, 2), max_size=5),
 )
+@example(array_pb2.Array(dtype=array_pb2.D_TYPE_UINT16, shape=[0, 1 << 31, 1 << 31]), [None, None, None])
 def test_S7_any_message_decodes_or_is_refused(message: array_pb2.Array, shape: list[int | None]) -> None:
     try:
         value = array.decode(message, "field", kinds="iuf", shape=tuple(shape))
