@@ -33,7 +33,6 @@ _OVERVIEW = {
         "show": "Show a job, one of its steps, or one cell of a step.",
         "steps": "List the steps of a job.",
         "explain": "Explain why a step was planned and executed as it was.",
-        "diff": "Show which experts have another home than in another step.",
     },
     "Run a cluster": {
         "planner": "Serve trainers and rollout workers, and plan their steps.",
