@@ -22,7 +22,7 @@ _OVERVIEW = {
     },
     "Will it help? From recorded routing, without services": {
         "record": "Convert recorded rollouts to a routing trace.",
-        "trace": "Inspect, check, merge and split routing traces.",
+        "trace": "Inspect and check routing traces.",
         "advise": "Say whether balancing pays for a model, and with which settings.",
         "simulate": "Compare balancing policies by simulated training time.",
         "plan": "Plan a routing trace and show what balancing gains.",
