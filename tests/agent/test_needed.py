@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from relibra.agent.needed import advice_on_exports, advice_on_version, check_instances, check_needs
+from relibra.agent.needed import advice_on_exports, advice_on_version, check_instances, check_needs, find_lacks
 from relibra.agent.needs import QUANTIZED_NEEDS, RAN, Need, Use
 from relibra.errors import Unsupported
 
@@ -64,6 +64,26 @@ def test_instances_of_subclasses_are_compared(core):
     needs = [Need("megatron.core", f"Layer.{name}", "why", Use.HELD) for name in ("number", "group")]
     with pytest.raises(Unsupported, match=r"Layer\.group \(why\), which a Own lacks; use"):
         check_instances([Own()], needs)
+
+
+class Held:
+    field: int = 0
+
+    def __init__(self):
+        self.group = None
+
+
+class OfGroups(Held):
+    pass
+
+
+def test_attributes_of_instances_are_looked_for_in_the_sources_of_classes_and_bases(core):
+    needs = [
+        Need(__name__, f"{owner}.{name}", "why", Use.HELD)
+        for owner in ("OfGroups", "Held", "NotThere")
+        for name in ("group", "field", "other")
+    ]
+    assert find_lacks([REPLACED, *needs]) == [f"{__name__}.{owner}.other (why)" for owner in ("OfGroups", "Held")]
 
 
 def test_S5_quantised_products_of_transformer_engine_before_2_3_are_refused(core):

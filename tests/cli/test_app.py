@@ -25,7 +25,6 @@ COMMANDS = [
     "steps",
     "show",
     "explain",
-    "diff",
     "tokens",
     "doctor",
 ]
@@ -120,7 +119,7 @@ def test_a_verb_starts_without_the_modules_of_the_others(verb):
     assert not loaded_by(verb, "--help") & {"numba", "relibra.cli.advise", "relibra.cli.doctor"}
 
 
-@pytest.mark.parametrize("verb", ["jobs", "show", "explain", "diff"])
+@pytest.mark.parametrize("verb", ["jobs", "show", "explain"])
 def test_looking_at_jobs_needs_neither_redis_nor_grpc_nor_numpy(verb):
     assert not loaded_by(verb, "--help") & {"redis", "grpc", "numpy", "relibra.store"}
 

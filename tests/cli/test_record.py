@@ -6,6 +6,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from harness.devices import device
 from harness.engine_payloads import DENSE_FIRST, HYBRID, all_layers, count, nemo_rl, routes, sglang, vllm
 from relibra.cli.app import app
 from relibra.errors import InvalidInput
@@ -192,3 +193,15 @@ def test_S7_faults_say_where_and_what_to_do_and_nothing_is_written(config, tmp_p
     source.write_text(source.read_text().splitlines()[0])
     with pytest.raises(InvalidInput, match="absent: expected a file that can be read"):
         relibra("record", source, tmp_path / "absent", *with_config)
+
+
+def test_an_output_that_cannot_be_written_is_refused_and_stays_as_it_was(config, tmp_path):
+    write_responses(tmp_path / "responses.jsonl")
+    full, kept = device("full", tmp_path), tmp_path / "kept.npz"
+    kept.write_bytes(b"as it was")
+    kept.chmod(0o400)
+    for output, why in ((full, "No space left"), (kept, "read-only")):
+        with pytest.raises(InvalidInput, match=rf"--output: expected a file that can be written, got .*{why}"):
+            relibra("record", tmp_path / "responses.jsonl", "--model-config", config, "--output", output)
+    assert full.is_char_device()
+    assert kept.read_bytes() == b"as it was"

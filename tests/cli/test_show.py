@@ -91,7 +91,7 @@ def test_S9_a_step_that_does_not_exist_is_not_shown_as_one_that_collects(relibra
         relibra("show", "job", 99)
 
 
-@pytest.mark.parametrize("words", [("show", "jab"), ("steps", "jab"), ("explain", "jab", 1), ("diff", "jab", 1)])
+@pytest.mark.parametrize("words", [("show", "jab"), ("steps", "jab"), ("explain", "jab", 1)])
 def test_an_unknown_job_is_answered_with_the_way_to_those_that_exist(relibra, words, watched):
     with pytest.raises(UnknownJob, match=r"^job 'jab' is not registered: `relibra jobs list` lists"):
         relibra(*words, RELIBRA_TOKEN=watched.viewer_token)

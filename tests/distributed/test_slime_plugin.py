@@ -144,12 +144,23 @@ def test_S5_log_probs_losses_and_sent_weights_are_those_without_the_plugin(clust
     assert gathered(compared.by_place)[0]
 
 
+@on_ranks(EP2_EDP2, alone=True)
+def test_S5_weights_that_leave_in_files_and_those_of_an_old_actor_are_those_of_slime_alone(cluster):
+    options = SEPARATE | {"update_weight_transport": "disk", "keep_old_actor": True}
+    plain, balanced, outcomes, _, _ = forced(cluster, num_steps=2, options=options)
+    check_moved(outcomes)
+    check_equal(balanced, plain)
+
+
+@pytest.mark.parametrize("ep_size", [1, 2])
 @on_ranks(EP4, alone=True)
-def test_S5_a_job_that_sleeps_and_sends_its_backups_is_that_of_slime_alone(cluster):
+def test_S5_a_job_that_sleeps_and_sends_its_backups_is_that_of_slime_alone(cluster, ep_size):
+    """With two expert-parallel GPUs in an engine, slime sends each expert to the GPU that keeps it."""
     with logged() as messages:
         plain, balanced, outcomes, reports, num_reconnected = forced(
-            cluster, num_steps=1, options=COLOCATED, sharded=False
+            cluster, num_steps=1, options=COLOCATED | {"sglang_ep_size": ep_size}, sharded=False
         )
+    assert bool(balanced.actor.plain.weight_updater._expert_transfer_plan) == (ep_size > 1)
     assert [num_sent > 0 for num_sent in gathered(len(plain.sent[0]))] == [True, False] * 2, "an engine's first rank"
     # One training step for each rollout: both of its passes are phases of one step, and the reference has a step.
     assert [outcome.step for outcome in outcomes] == [0, 0, 1, 2, 2]

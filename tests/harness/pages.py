@@ -9,8 +9,6 @@ PAGES = (
     "/jobs/job/steps/2",
     "/jobs/job/steps/3",
     "/jobs/job/steps/1/cells/1/2",
-    "/compare?left=job&right=job",
-    "/compare?left=job&left_step=1&right=job&right_step=1",
     "/docs",
     "/runbook",
 )

@@ -23,7 +23,6 @@ HIDDEN = (
     "/jobs/job",
     "/jobs/job/steps/1",
     "/jobs/job/steps/1/cells/0/0",
-    "/compare?left=job&right=job",
     "/v1/jobs/nobody",
 )
 

@@ -93,8 +93,9 @@ def test_the_history_of_a_job_is_oldest_first(http: TestClient, job: WatchedJob)
     assert first["speedup_planned"] == pytest.approx(prediction.imbalance_before / prediction.imbalance_after)
     assert first["speedup_realised"] == pytest.approx(first["speedup_planned"])
     assert points[2]["speedup_realised"] is points[2]["plan_latency_s"] is None
-    plan = http.get("/v1/jobs/job/steps/1").json()["plan"]
-    assert first["plan_latency_s"] == plan["latency_s"] > 0
+    step = http.get("/v1/jobs/job/steps/1").json()
+    assert first["plan_latency_s"] == step["plan"]["latency_s"] > 0
+    assert first["duration_s"] == pytest.approx(sum(each["duration_s"] for each in step["phases"]))
 
 
 def test_a_report_that_comes_later_is_seen_in_the_history(http: TestClient, job: WatchedJob, run, store) -> None:

@@ -24,7 +24,6 @@ BY_ATTEMPT = (
     "/steps/1/plan.npz",
     "/steps/1/heatmap",
     "/steps/1/cells/0/0",
-    "/steps/2/diff",
     "/history",
 )
 

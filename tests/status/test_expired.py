@@ -8,7 +8,7 @@ from harness.watched_job import WatchedJob
 from relibra.planning.launch import Launch
 from relibra.store import ExpiryCause, Store
 
-FULL_DATA = ("plan", "plan.npz", "heatmap", "cells/0/0", "diff", "explain", "execution", "reports")
+FULL_DATA = ("plan", "plan.npz", "heatmap", "cells/0/0", "explain", "execution", "reports")
 
 
 @pytest.fixture

@@ -61,23 +61,6 @@ def test_a_cell_is_shown_in_full(http: TestClient, job: WatchedJob) -> None:
             np.testing.assert_array_equal(by_rank, after_R)
 
 
-def test_two_placements_are_compared(http: TestClient, job: WatchedJob) -> None:
-    one_LE, other_LE = job.plans[1].home_rank_LE, job.plans[2].home_rank_LE
-    diff = http.get("/v1/jobs/job/steps/2/diff").json()
-    assert (diff["from_step"], diff["to_step"]) == (1, 2)
-    assert diff["num_moved"] == (one_LE != other_LE).sum() == len(diff["moves"])
-    moved_LE = one_LE.copy()
-    for move in diff["moves"]:
-        assert moved_LE[move["layer"], move["expert"]] == move["from_rank"]
-        moved_LE[move["layer"], move["expert"]] = move["to_rank"]
-    np.testing.assert_array_equal(moved_LE, other_LE)
-    per_node = CLUSTER.gpus_per_node
-    assert diff["num_crossing"] == (one_LE // per_node != other_LE // per_node).sum()
-    back = http.get("/v1/jobs/job/steps/1/diff?against=2").json()
-    assert back["num_moved"] == diff["num_moved"]
-    assert http.get("/v1/jobs/job/steps/2/diff?against=2").json()["moves"] == []
-
-
 def test_a_job_that_is_registered_again_shows_its_own_plans(http: TestClient, job: WatchedJob, run, store) -> None:
     path = "/v1/jobs/job/steps/1/plan"
     old = http.get(path)

@@ -228,7 +228,7 @@ def test_S9_a_job_gets_away_from_what_was_damaged_by_going_back(
         client.hset(JobKeys("job").attempt(job.epoch).step(2, name), field, b"\0" * 40)
     if name == "plan":
         with pytest.raises(Corrupt, match="field 'home_rank' of the plan of step 2"):
-            run(store.get_placement(job, 2))
+            run(store.get_plan(job, 2))
     again = run(store.rollback("job", job.epoch, 2))
     home_LE = run(store.placement_before(again, 2))
     assert (home_LE is None) == (name == "plan")

@@ -44,7 +44,7 @@ READS: dict[str, tuple[str, str, str, Read]] = {
     "fetched": ("plan", "replica_rank", "field 'replica_rank' of", lambda store, job: store.get_packed_plan(job, 1)),
     "shown": ("plan", "load", "field 'load' of", lambda store, job: store.get_plan(job, 1)),
     "record": ("plan", "meta", "field 'meta' of the plan", lambda store, job: store.latest_plan(job)),
-    "placement": ("plan", "home_rank", "field 'home_rank' of", lambda store, job: store.get_placement(job, 1)),
+    "placement": ("plan", "home_rank", "field 'home_rank' of", lambda store, job: store.get_plan(job, 1)),
     "report": ("reports", "update/0/1", "report update/0/1", lambda store, job: store.sum_reports(job, 1)),
     "load": ("realised", "update/0/1", "the load in report update/0/1", lambda store, job: store.get_reports(job, 1)),
     "sum": ("executed", "update", "the sum of phase update", lambda store, job: read_sum(store, job)),

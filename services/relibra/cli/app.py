@@ -22,7 +22,7 @@ _OVERVIEW = {
     },
     "Will it help? From recorded routing, without services": {
         "record": "Convert recorded rollouts to a routing trace.",
-        "trace": "Inspect, check, merge and split routing traces.",
+        "trace": "Inspect and check routing traces.",
         "advise": "Say whether balancing pays for a model, and with which settings.",
         "simulate": "Compare balancing policies by simulated training time.",
         "plan": "Plan a routing trace and show what balancing gains.",
@@ -33,7 +33,6 @@ _OVERVIEW = {
         "show": "Show a job, one of its steps, or one cell of a step.",
         "steps": "List the steps of a job.",
         "explain": "Explain why a step was planned and executed as it was.",
-        "diff": "Show which experts have another home than in another step.",
     },
     "Run a cluster": {
         "planner": "Serve trainers and rollout workers, and plan their steps.",

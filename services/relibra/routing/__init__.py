@@ -7,7 +7,7 @@ Out:  `SequenceRouting`, token counts `[L, E]` (16 to 60 times smaller than the 
     event_stream                 streamed responses -> responses
     model_layers, model_config   which layers of a model route tokens, because payloads do not say
     partial_rollout              sequences in pieces -> whole ones
-    recording, trace_sets        recorded files -> traces; traces merged and split
+    recording, trace_sets        recorded files -> traces; some sequences of a trace
     count_routed_experts         one sequence -> counts
     count_sequences              a trace -> counts of all its sequences
     read_trace, write_trace      the trace file

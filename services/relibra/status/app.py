@@ -12,7 +12,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from relibra.status import metrics
 from relibra.status.access import EVERYTHING, Access
 from relibra.status.api import api
-from relibra.status.compare_pages import compare_pages
 from relibra.status.context import App, Context, Looker
 from relibra.status.etag import ETagResponses
 from relibra.status.hosts import KnownHosts
@@ -91,7 +90,6 @@ def create_app(store: Store, settings: StatusSettings, compare: CompareWays | No
     app.include_router(api)
     app.include_router(plan_api)
     app.include_router(pages)
-    app.include_router(compare_pages)
     app.add_api_route("/static/plotly.min.js", plotly, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC))
 

@@ -1,6 +1,6 @@
-"""Loads as pages and JSON show them: heat maps, cells, and differences between two placements.
+"""Loads as pages and JSON show them: heat maps and cells.
 
-M rows (EP groups x micro-batches), L MoE layers, E experts, R EP ranks, Q quotas, X moved experts.
+M rows (EP groups x micro-batches), L MoE layers, E experts, R EP ranks, Q quotas.
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning import Cluster
 from relibra.status.figures import PlanFigures, check_index, node_loads
 
 
@@ -173,45 +172,3 @@ def _experts(
         for expert, of_expert in quotas.items()
     ]
     return sorted(experts, key=lambda expert: -expert.load_tokens)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HomeChange:
-    """An expert whose home differs between two placements."""
-
-    layer: int
-    expert: int
-    from_rank: int
-    to_rank: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diff:
-    """The difference between the placements of two steps."""
-
-    from_step: int
-    to_step: int
-    num_moved: int
-    """Experts with another home rank, over all layers."""
-    num_crossing: int
-    """Experts whose new home rank is on another node."""
-    moves: list[HomeChange]
-
-    @classmethod
-    def of(
-        cls, steps: tuple[int, int], from_LE: NDArray[np.int32], to_LE: NDArray[np.int32], cluster: Cluster
-    ) -> "Diff":
-        """Return the difference between two placements."""
-        layer_X, expert_X = np.nonzero(from_LE != to_LE)
-        from_X, to_X = from_LE[layer_X, expert_X], to_LE[layer_X, expert_X]
-        columns = (array_X.tolist() for array_X in (layer_X, expert_X, from_X, to_X))
-        return cls(
-            from_step=steps[0],
-            to_step=steps[1],
-            num_moved=len(layer_X),
-            num_crossing=int((from_X // cluster.gpus_per_node != to_X // cluster.gpus_per_node).sum()),
-            moves=[
-                HomeChange(layer=layer, expert=expert, from_rank=one, to_rank=other)
-                for layer, expert, one, other in zip(*columns, strict=True)
-            ],
-        )

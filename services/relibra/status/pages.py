@@ -107,7 +107,6 @@ async def show_step(app: App, seen: Seen, request: Request, step: Step) -> Respo
         shown["worst"] = await app.reader.off_loop(figures.worst_cells, _NUM_NAMED)
         shown["replicated"] = await app.reader.off_loop(figures.most_replicated, _NUM_NAMED)
         shown["slowest"] = await app.reader.off_loop(figures.slowest_ranks)
-        shown["previous"] = await app.store.planned_before(job, step)
     return page(request, "step.html", **shown)
 
 

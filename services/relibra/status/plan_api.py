@@ -5,13 +5,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from relibra.errors import NotFound
 from relibra.planning.plan_file import plan_chunks
 from relibra.status.context import MAX_INDEX, V1_RESPONSES, App, Job, Layer, Row, Step
-from relibra.status.loads import Cell, Diff, HeatMap
+from relibra.status.loads import Cell, HeatMap
 from relibra.status.views import view
 from relibra.store import PlanRecord
-from relibra.store.keys import MAX_STEP
 
 plan_api = APIRouter(prefix="/v1/jobs/{job_id}/steps/{step}", tags=["plans"], responses=V1_RESPONSES)
 
@@ -60,32 +58,6 @@ async def get_cell(app: App, job: Job, request: Request, step: Step, row: Row, l
     record = await app.reader.find_plan(job, step)
     figures = await app.reader.figures(job, record)
     return await app.tagged.json(request, lambda: Cell.of(figures, row, layer), tag=_tag(record))
-
-
-@plan_api.get("/diff", response_model=view(Diff))
-async def get_diff(
-    app: App,
-    job: Job,
-    request: Request,
-    step: Step,
-    against: Annotated[
-        int | None,
-        Query(description="The step to compare with; the planned step before this one by default.", ge=0, le=MAX_STEP),
-    ] = None,
-) -> Response:
-    """Experts whose home rank differs from another step."""
-    record = await app.reader.find_plan(job, step)
-    earlier = await app.store.plan_before(job, step) if against is None else None
-    if against is None and earlier is None:
-        raise NotFound(f"no step before {step} of job {job.job_id!r} has a plan; choose another step with `against`")
-    other = earlier or await app.reader.find_plan(job, against or 0)
-    from_LE = await app.store.get_placement(job, other.step)
-    to_LE = await app.store.get_placement(job, step)
-    return await app.tagged.json(
-        request,
-        lambda: Diff.of((other.step, step), from_LE, to_LE, job.cluster),
-        tag=f"{_tag(other)}-{_tag(record)}",
-    )
 
 
 def _tag(record: PlanRecord) -> str:

@@ -1,4 +1,4 @@
-"""The figures of a step and of its phases, each defined once: for JSON, pages, comparisons and metrics."""
+"""The figures of a step and of its phases, each defined once: for JSON, pages and metrics."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -112,17 +112,6 @@ class Plans(Connected):
         values = await self._redis.hmget(AttemptKeys.of_attempt(attempt).step(step, "plan"), fields)
         return await asyncio.to_thread(_packed_plan, attempt.job_id, step, dict(zip(fields, values, strict=True)))
 
-    async def get_placement(self, attempt: AttemptId, step: int) -> NDArray[np.int32]:
-        """Return the home ranks `[L, E]` of a planned step.
-
-        Raises:
-            NotFound: the step has no plan.
-        """
-        data = await self._redis.hget(AttemptKeys.of_attempt(attempt).step(step, "plan"), "home_rank")
-        if data is None:
-            raise NotFound(f"step {step} of job {attempt.job_id!r} has no plan")
-        return _placement(data, plan_of(attempt.job_id, step))
-
     async def placement_before(self, attempt: AttemptId, step: int) -> NDArray[np.int32] | None:
         """Return the home ranks `[L, E]` from which the plan of `step` starts; None for the plain placement.
 
@@ -155,14 +144,10 @@ class Plans(Connected):
         record = await self._record(attempt, int(steps[0])) if steps else None
         return record if record is not None and record.id == plan_id else None
 
-    async def planned_before(self, attempt: AttemptId, step: int) -> int | None:
-        """Return the last planned step before `step`, or None if there is none."""
-        planned = await self._redis.zrange(AttemptKeys.of_attempt(attempt).of("plans"), 0, -1)
-        return max((number for number in map(int, planned) if number < step), default=None)
-
     async def plan_before(self, attempt: AttemptId, step: int) -> PlanRecord | None:
         """Return the plan of the last planned step before `step`, or None if there is none."""
-        earlier = await self.planned_before(attempt, step)
+        planned = await self._redis.zrange(AttemptKeys.of_attempt(attempt).of("plans"), 0, -1)
+        earlier = max((number for number in map(int, planned) if number < step), default=None)
         return None if earlier is None else await self._record(attempt, earlier)
 
     async def num_planned_steps(self, attempt: AttemptId) -> int:

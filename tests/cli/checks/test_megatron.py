@@ -1,37 +1,75 @@
-"""What the agent hooks into, looked for in the sources of megatron-core."""
+"""What the agent hooks into, looked for in a process that imports megatron-core."""
 
 from importlib import metadata
 from pathlib import Path
 
-from relibra.agent.needs import NEEDS
+import pytest
+
+from relibra.agent.needs import NEEDS, Use
 from relibra.cli.checks import megatron
-from relibra.cli.checks.finding import CheckResult
+from relibra.cli.checks.finding import CheckResult, Finding
 
 
 def test_the_installed_megatron_passes_with_its_version():
     (found,) = megatron.examine()
     assert (found.subject, found.verdict) == ("megatron", CheckResult.OK)
-    assert found.reason.startswith(f"megatron-core {metadata.version('megatron-core')} has all {len(NEEDS)} ")
+    assert found.reason == (
+        f"megatron-core {metadata.version('megatron-core')} has all {len(NEEDS)} attributes and signatures that the "
+        "agent needs"
+    )
 
 
-def test_S9_a_machine_without_megatron_is_told_what_was_not_checked(monkeypatch):
-    monkeypatch.setattr(megatron.PathFinder, "find_spec", lambda *_: None)
-    (found,) = megatron.examine()
+def examine_with(path: Path, module: str, source: str, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
+    """Examine where Python finds a package of this source before the installed one."""
+    folder = path.joinpath(*module.split("."))
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(source)
+    monkeypatch.syspath_prepend(path)
+    return megatron.examine()
+
+
+def test_S9_a_machine_without_megatron_is_told_what_was_not_checked(tmp_path, monkeypatch):
+    (found,) = examine_with(tmp_path, "megatron", "", monkeypatch)
     assert found.verdict is CheckResult.SKIPPED
-    assert "was not looked for" in found.reason
+    assert found.reason == "megatron-core is not installed: what the agent hooks into was not looked for"
 
 
-def test_the_sources_of_a_checkout_say_their_version(tmp_path: Path):
-    (tmp_path / "megatron" / "core").mkdir(parents=True)
-    lines = ["MAJOR = 0", "MINOR = 99", "PATCH = 1", "PRE_RELEASE = 'rc2'"]
-    (tmp_path / "megatron" / "core" / "package_info.py").write_text("\n".join(lines))
-    assert megatron.version_of(tmp_path) == "0.99.1rc2"
+@pytest.mark.parametrize(
+    ("module", "source", "reason"),
+    [
+        ("torch", "raise ModuleNotFoundError(\"No module named 'torch'\")", "No module named 'torch'"),
+        ("megatron.core", "raise OSError('libcudart.so.13: no such file')", "OSError: libcudart.so.13: no such file"),
+        ("megatron.core", "import os; os._exit(7)", "the process ended with status 7"),
+        ("relibra.agent", "raise ImportError('no agent here')", "ImportError: no agent here"),
+    ],
+)
+def test_S9_what_cannot_be_imported_is_named_and_fails(tmp_path, monkeypatch, module, source, reason):
+    (found,) = examine_with(tmp_path, module, source, monkeypatch)
+    assert found.verdict is CheckResult.FAILED
+    assert found.reason.startswith("megatron-core cannot be imported here, so what the agent hooks into was not looked")
+    assert reason in found.reason
+    assert "pip install 'relibra[megatron]'" in found.fix
 
 
-def test_every_missing_hook_is_a_finding(tmp_path: Path):
-    found = megatron.judge(tmp_path, "0.99.1")
-    failed = [each.reason for each in found if each.verdict is CheckResult.FAILED]
-    assert len(failed) == len(NEEDS)
-    assert "MoELayer.preprocess(hidden_states, probs, routing_map) (maps logical experts" in failed[1]
-    assert found[-1].verdict is CheckResult.WARNING
-    assert "cannot give them routing" in found[-1].reason
+def test_S9_an_import_that_does_not_end_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(megatron, "_TIMEOUT_S", 0.5)
+    (found,) = examine_with(tmp_path, "megatron.core", "import time; time.sleep(60)", monkeypatch)
+    assert found.verdict is CheckResult.WARNING
+    assert "not imported within 0.5 s: what the agent hooks into was not looked for" in found.reason
+
+
+def test_every_missing_hook_is_a_finding(tmp_path, monkeypatch):
+    *lacks, of_replay = examine_with(tmp_path, "megatron.core", "__version__ = '0.99.1'", monkeypatch)
+    assert {each.verdict for each in lacks} == {CheckResult.FAILED}
+    assert len(lacks) == sum(need.use is not Use.HELD for need in NEEDS)
+    assert "0.99.1 lacks megatron.core.transformer.moe.moe_layer.MoELayer.preprocess(hidden_states" in lacks[1].reason
+    assert lacks[0].fix == "install a megatron-core that the tests ran on: 0.16 to 0.20"
+    assert of_replay.verdict is CheckResult.WARNING
+    assert "cannot give them routing" in of_replay.reason
+
+
+def test_a_version_that_did_not_run_is_said():
+    found = {"version": "0.99.1", "num_needs": 3, "lacks": [], "lacks_of_replay": [], "ran": ["0.16", "0.17"]}
+    (said,) = megatron.judge(found)
+    assert said.verdict is CheckResult.OK
+    assert said.reason.endswith("; the tests did not run on this version")

@@ -157,13 +157,16 @@ class SlimeActor:
         if self.plain.role == "critic":
             return weights(self.job)
         updater, received = self.plain.weight_updater, dict[str, Tensor]()
-        if not self.args.colocate:
+        if isinstance(updater, self._slime.from_distributed.UpdateWeightFromDistributed):
             updater.connect_rollout_engines = nothing
             updater._is_pp_src_rank, updater._group_name = is_first_of_stage(), "none"
             updater.rollout_engines = self.engines
             updater._update_bucket_weights_from_distributed = lambda tensors, **_: received.update(copied(tensors))
         self.plain.update_weights()
-        if self.args.colocate:
+        if self.args.update_weight_transport == "disk":
+            folder = Path(self.args.update_weight_disk_dir, f"weight_v{updater.weight_version:06d}")
+            received = slime_engines.loaded(folder)
+        elif self.args.colocate:
             engine = self.engines[dist.get_rank() // 2]
             received = copied(engine.received.items())
             engine.received.clear()

@@ -6,7 +6,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -103,14 +103,11 @@ def modules() -> SimpleNamespace:
     at = "slime.backends.megatron_utils"
     names = {
         "accelerator": "slime.utils.accelerator",
-        "backuper": "slime.utils.tensor_backper",
         "groups": "slime.utils.distributed_utils",
         "actor": f"{at}.actor",
         "from_distributed": f"{at}.update_weight.update_weight_from_distributed",
         "from_tensor": f"{at}.update_weight.update_weight_from_tensor",
-        "from_disk": f"{at}.update_weight.update_weight_from_disk",
         "iterator": f"{at}.update_weight.hf_weight_iterator_direct",
-        "common": f"{at}.update_weight.common",
         "model": f"{at}.model",
         "initialize": f"{at}.initialize",
         "train_metrics": "slime.observability.train_metric_utils",
@@ -150,97 +147,3 @@ def converting_experts(plain: Callable[..., Any]) -> Callable[..., Any]:
         )
 
     return convert
-
-
-class Actor:
-    """A trainer of slime, made of its own parts: the backups, the switch between models, and three updates of weights.
-
-    Args:
-        chunks: the model chunks of this rank.
-        config: their TransformerConfig.
-        folder: where the update through files writes; shared by all ranks.
-    """
-
-    def __init__(self, chunks: Sequence[Any], config: Any, folder: Path) -> None:
-        code = imported()
-        self._code = code
-        args = SimpleNamespace(
-            num_experts=config.num_moe_experts,
-            hidden_size=config.hidden_size,
-            num_attention_heads=config.num_attention_heads,
-            num_query_groups=config.num_query_groups,
-            kv_channels=config.kv_channels,
-            vocab_size=None,
-            q_lora_rank=None,
-            update_weight_buffer_size=1 << 16,
-            actor_num_nodes=2,
-            actor_num_gpus_per_node=2,
-            sglang_ep_size=1,
-            hf_checkpoint=str(folder / "hf"),
-            update_weight_disk_dir=str(folder),
-            custom_update_weight_post_write_path=None,
-        )
-        for chunk in chunks:
-            for parameter in chunk.parameters():  # Transformer Engine's grouped products mark their parameters
-                parameter.tensor_model_parallel = getattr(parameter, "tensor_model_parallel", False)
-        plain = object.__new__(code.actor.MegatronTrainRayActor)
-        plain.args, plain.model = args, chunks
-        plain.weights_backuper = code.backuper.TensorBackuper.create(
-            source_getter=lambda: code.common.named_params_and_buffers(args, chunks, convert_to_global_name=True),
-            single_tag=None,
-        )
-        self.backups, self.switch = plain.weights_backuper, plain._switch_model
-        self._args, self._chunks = args, chunks
-        more: dict[str, Any] = {"model_name": "qwen3moe", "quantization_config": None}
-        self.updater = code.from_distributed.UpdateWeightFromDistributed(
-            args, chunks, lambda: self.backups.get("actor"), **more
-        )
-        self.engines = [slime_engines.Engine() for _ in range(2)]
-        self._colocated = code.from_tensor.UpdateWeightFromTensor(
-            args, chunks, lambda: self.backups.get("actor"), **more
-        )
-        self._disk = code.from_disk.UpdateWeightFromDisk(args, chunks, lambda: self.backups.get("actor"), **more)
-        self.updater._is_pp_src_rank = torch.distributed.get_rank() == 0
-        self.sent: dict[str, Tensor] = {}
-        self.updater._update_bucket_weights_from_distributed = lambda tensors, **_: self._receive(tensors)
-
-    def colocated_iterator(self) -> Any:
-        """Return what `UpdateWeightFromTensor` and the saving of Hugging Face checkpoints make their chunks with."""
-        return self._code.iterator.HfWeightIteratorDirect(
-            self._args, self._chunks, model_name="qwen3moe", quantization_config=None
-        )
-
-    def send_live(self) -> dict[str, Tensor]:
-        """Return the experts that `UpdateWeightFromDistributed` sends, from the modules; on rank 0."""
-        self.sent = {}
-        self.updater._send_weights(None)
-        return self.sent
-
-    def send_backup(self, *, is_routed: bool) -> dict[str, Tensor]:
-        """Return the experts that an engine gets from `UpdateWeightFromTensor`, which reads the backup `actor`.
-
-        Two engines have two ranks each, and the first rank of an engine hands over the tensors.
-
-        Args:
-            is_routed: whether every rank sends only the experts that its engine keeps on the GPU of that rank.
-        """
-        self._args.sglang_ep_size = 2 if is_routed else 1
-        self._colocated.connect_rollout_engines(self.engines, None, engine_gpu_counts=[2, 2])
-        assert bool(self._colocated._expert_transfer_plan) == is_routed
-        mine = self.engines[torch.distributed.get_rank() // 2]
-        mine.received.clear()
-        self._colocated.update_weights()
-        return _experts_of(mine.received.items())
-
-    def send_files(self) -> dict[str, Tensor]:
-        """Return the experts in the files that `UpdateWeightFromDisk` writes, from the modules."""
-        self._disk.update_weights()
-        folder = Path(self._args.update_weight_disk_dir, f"weight_v{self._disk.weight_version:06d}")
-        return _experts_of(slime_engines.loaded(folder).items())
-
-    def _receive(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        self.sent |= _experts_of(tensors)
-
-
-def _experts_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: each.detach().clone() for name, each in tensors if ".mlp.experts." in name}

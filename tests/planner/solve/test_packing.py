@@ -82,7 +82,7 @@ def test_S8_the_call_returns_what_packing_for_the_current_placement_returns(
     client.submit_schedule(job_id, 0, ids, SCHEDULE)
     client.fetch_plan(job_id, 0, MODEL, wait_s=60)
     store = Store.open(shared_planner.redis_url)
-    home_LE = run(store.get_placement(run(store.get_job(job_id)), 0))
+    home_LE = run(store.get_plan(run(store.get_job(job_id)), 0)).home_rank_LE
     run(store.close())
     assert (home_LE != CLUSTER.identity_placement(MODEL)).any()
     same_as_repacked(home_LE)

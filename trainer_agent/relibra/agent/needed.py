@@ -1,15 +1,18 @@
 """Whether the imported megatron-core has what the agent needs. It imports the modules of the table by name.
 
-Frameworks replace parts of megatron at run time, so this looks at what is there when a job attaches.
+Frameworks replace parts of megatron at run time, so this looks at what is there when a job attaches. Before a job,
+`relibra doctor` runs this module, which says as JSON what the installed megatron-core lacks.
 """
 
 import importlib
 import inspect
+import json
+import re
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from relibra.agent.needs import NEEDS, RAN, TRANSFORMER_ENGINE_NEEDS, Need, Use, mismatch
+from relibra.agent.needs import NEEDS, RAN, REPLAY_NEEDS, TRANSFORMER_ENGINE_NEEDS, Need, Use, mismatch
 from relibra.errors import Unsupported
 
 _READ_ATTRIBUTES = ("mcore_bridge",)
@@ -43,6 +46,15 @@ def check_instances(instances: Iterable[Any], needs: Iterable[Need] = (*NEEDS, *
         if not hasattr(instance, need.name.partition(".")[2])
     )
     _refuse(list(dict.fromkeys(lacks)))
+
+
+def find_lacks(needs: Iterable[Need]) -> list[str]:
+    """Return what megatron-core lacks, in words, before it has built anything.
+
+    Attributes of instances are looked for in the sources of their classes, so one that a docstring names passes.
+    """
+    lacks = (_unnamed(need) if need.use is Use.HELD else _lack(need) for need in needs)
+    return [lack for lack in lacks if lack is not None]
 
 
 def advice_on_version(version: str) -> str | None:
@@ -91,6 +103,20 @@ def _lack(need: Need) -> str | None:
     return None if differs is None else f"{need}: it {differs}"
 
 
+def _unnamed(need: Need) -> str | None:
+    """Return a need of an attribute that its class and megatron's bases of it never name; None if there is no class."""
+    owner, _, attribute = need.name.partition(".")
+    try:
+        of_instances = getattr(importlib.import_module(need.module), owner, None)
+    except ImportError:
+        return None
+    if not inspect.isclass(of_instances):
+        return None
+    root = need.module.partition(".")[0]
+    sources = (inspect.getsource(base) for base in inspect.getmro(of_instances) if base.__module__.startswith(root))
+    return None if any(re.search(rf"\b{attribute}\b", source) for source in sources) else str(need)
+
+
 def parameters_of(function: Callable[..., Any]) -> dict[str, bool]:
     """Return the parameters as `mismatch` takes them."""
     kinds = inspect.Parameter
@@ -100,3 +126,13 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, bool]:
         for parameter in inspect.signature(function).parameters.values()
         if parameter.name != "self"
     }
+
+
+def _main() -> None:
+    version = importlib.import_module("megatron.core").__version__
+    found = {"version": version, "num_needs": len(NEEDS), "lacks": find_lacks(NEEDS), "ran": RAN}
+    print(json.dumps(found | {"lacks_of_replay": find_lacks(REPLAY_NEEDS)}))
+
+
+if __name__ == "__main__":
+    _main()

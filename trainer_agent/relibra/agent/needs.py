@@ -1,9 +1,8 @@
 """What the agent needs of megatron-core: every attribute and signature that it hooks into or calls, in one table.
 
 Megatron changes internals without notice, and a change could show as wrong gradients and nothing else. So `attach`
-compares this table with the installed megatron-core (`relibra.agent.needed`), and `relibra doctor` with its sources
-(`relibra.agent.needed_in_sources`). No version is refused for its number. Importing this module needs neither torch nor
-megatron.
+and `relibra doctor` compare this table with the installed megatron-core (`relibra.agent.needed`). No version is refused
+for its number. Importing this module needs neither torch nor megatron.
 """
 
 from dataclasses import dataclass
@@ -285,7 +284,7 @@ REPLAY_NEEDS = (
 TRANSFORMER_ENGINE_NEEDS = tuple(
     _needs_of("transformer_engine.pytorch", "GroupedLinear", "num_gemms weight0", "adds replicas to a grouped product")
 )
-"""What grouped experts need of Transformer Engine, whose sources `relibra doctor` does not read."""
+"""What grouped experts need of Transformer Engine, at which `relibra doctor` does not look."""
 
 QUANTIZED_NEEDS = tuple(
     _needs_of(

@@ -1,46 +1,52 @@
-"""Checks that the installed megatron-core has what the agent hooks into, by reading its sources."""
+"""Checks that the installed megatron-core has what the agent hooks into, in a process that imports it."""
 
+import json
+import os
+import re
+import subprocess
 import sys
-from importlib import metadata
-from importlib.machinery import PathFinder
-from pathlib import Path
+from typing import Any
 
 from relibra.cli.checks.finding import Finding, failed, ok, skipped, warning
 
 _SUBJECT = "megatron"
+_TIMEOUT_S = 120.0
+"""Far longer than torch and megatron-core take to be imported, also from a slow file system."""
+_UNLOOKED = "what the agent hooks into was not looked for"
 
 
 def examine() -> list[Finding]:
-    """Return the findings about the megatron-core that this Python would import."""
-    root = _root()
-    if root is None:
-        return [skipped(_SUBJECT, "megatron-core is not installed: what the agent hooks into was not looked for")]
-    return judge(root, version_of(root))
-
-
-def judge(root: Path, version: str) -> list[Finding]:
-    """Return the findings about a megatron-core.
-
-    Args:
-        root: the folder that holds `megatron/core`.
-        version: its version.
-    """
-    from relibra.agent.needed_in_sources import missing_in
-    from relibra.agent.needs import NEEDS, RAN, REPLAY_NEEDS
-
-    findings = [
-        failed(
-            _SUBJECT,
-            f"megatron-core {version} lacks {lack}",
-            f"install a megatron-core that the tests ran on: {RAN[0]} to {RAN[-1]}",
+    """Return the findings about the megatron-core that this Python imports."""
+    command = [sys.executable, "-P", "-m", "relibra.agent.needed"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    try:
+        ended = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, env=environment
         )
-        for lack in missing_in(root)
-    ]
+    except subprocess.TimeoutExpired:
+        reason = f"megatron-core was not imported within {_TIMEOUT_S:g} s: {_UNLOOKED}"
+        return [
+            warning(_SUBJECT, reason, f"see where it waits: {sys.executable} -X importtime -c 'import megatron.core'")
+        ]
+    if ended.returncode == 0:
+        return judge(json.loads(ended.stdout.splitlines()[-1]))
+    reason = (ended.stderr.strip().splitlines() or [f"the process ended with status {ended.returncode}"])[-1]
+    if re.search(r"No module named 'megatron(\.core)?'$", reason):
+        return [skipped(_SUBJECT, f"megatron-core is not installed: {_UNLOOKED}")]
+    fix = "install what is missing: pip install 'relibra[megatron]'; or run relibra doctor in the trainer's Python"
+    return [failed(_SUBJECT, f"megatron-core cannot be imported here, so {_UNLOOKED}: {reason}", fix)]
+
+
+def judge(found: dict[str, Any]) -> list[Finding]:
+    """Return the findings about what `relibra.agent.needed` found of a megatron-core."""
+    version, ran = found["version"], found["ran"]
+    fix = f"install a megatron-core that the tests ran on: {ran[0]} to {ran[-1]}"
+    findings = [failed(_SUBJECT, f"megatron-core {version} lacks {lack}", fix) for lack in found["lacks"]]
     if not findings:
-        what = f"megatron-core {version} has all {len(NEEDS)} attributes and signatures that the agent needs"
-        is_tested = ".".join(version.split(".")[:2]) in RAN
+        what = f"megatron-core {version} has all {found['num_needs']} attributes and signatures that the agent needs"
+        is_tested = ".".join(version.split(".")[:2]) in ran
         findings.append(ok(_SUBJECT, what if is_tested else f"{what}; the tests did not run on this version"))
-    if missing_in(root, REPLAY_NEEDS):
+    if found["lacks_of_replay"]:
         findings.append(
             warning(
                 _SUBJECT,
@@ -49,27 +55,3 @@ def judge(root: Path, version: str) -> list[Finding]:
             )
         )
     return findings
-
-
-def _root() -> Path | None:
-    """Return the folder in which Python would find `megatron.core`, without importing it."""
-    packages = PathFinder.find_spec("megatron", sys.path)
-    folders = [] if packages is None else list(packages.submodule_search_locations or ())
-    return next((Path(folder).parent for folder in folders if Path(folder, "core", "__init__.py").is_file()), None)
-
-
-def version_of(root: Path) -> str:
-    """Return the version, also of a checkout that was never installed."""
-    info: dict[str, object] = {}
-    file = root / "megatron" / "core" / "package_info.py"
-    if file.is_file():
-        lines = file.read_text(encoding="utf-8").splitlines()
-        parts = (line.partition("=") for line in lines if line.startswith(("MAJOR", "MINOR", "PATCH", "PRE_RELEASE")))
-        info = {name.strip(): value.strip().strip("\"'") for name, _, value in parts}
-    try:
-        return "{MAJOR}.{MINOR}.{PATCH}{PRE_RELEASE}".format_map(info)
-    except KeyError:
-        try:
-            return metadata.version("megatron-core")
-        except metadata.PackageNotFoundError:
-            return "of an unknown version"

@@ -37,25 +37,13 @@ function overSteps(points) {
   };
 }
 
-const SHADES = ["before", "after"];  // the left and the right side
-
-// Return the lines of one field of two jobs over steps.
-const bothLines = (sides, names, field, what = "", extra = {}) => sides.flatMap((points, side) => {
-  const { x, of, named } = overSteps(points);
-  return named([line(`${names[side]}${what}`, x, of(field), SHADES[side], extra)]);
-});
-
-const bothOverSteps = (sides, title, traces) => (
-  { traces, layout: { xaxis: axis("step", whole(sides.flat().map((point) => point.step))), yaxis: axis(title) } }
-);
-
 // Return loads over the mean of their layer.
 const overMean = (data, tokens) => tokens.map((row, layer) => row.map((load) => load / (data.mean_tokens[layer] || 1)));
 const slowest = (data, tokens) => tokens.map((row, layer) => Math.max(...row) / (data.mean_tokens[layer] || 1));
 
-// Return two heat maps beside each other, on a phone one above the other. Each is [name, data, tokens].
-function heatMaps(maps) {
-  const loads = maps.map(([, data, tokens]) => overMean(data, tokens));
+// Return two heat maps beside each other, on a phone one above the other.
+function heatMaps(data) {
+  const loads = [overMean(data, data.before_tokens), overMean(data, data.after_tokens)];
   const highest = Math.min(3, Math.max(1.5, ...loads.flat(2)));
   const trace = (name, z, place) => ({
     type: "heatmap", name, z, ...place, zmin: 0, zmax: highest,
@@ -69,22 +57,21 @@ function heatMaps(maps) {
   );
   const layers = axis("MoE layer", { autorange: "reversed", showgrid: false, ...whole([0, loads[0].length]) });
   const ranks = axis("rank", { showgrid: false, ...whole([0, loads[0][0].length]) });
-  const areAlike = loads[0].length === loads[1].length;
   const side = isNarrow()
     ? { x: [0, 1], x2: [0, 1], y: [0.6, 1], y2: [0, 0.4], notes: [[0.5, 1.01], [0.5, 0.41]], hidden: {} }
-    : { x: [0, 0.48], x2: [areAlike ? 0.52 : 0.57, 1], y: [0, 1], y2: [0, 1], notes: [[0.24, 1.02], [0.76, 1.02]],
-      hidden: areAlike ? { title: {}, showticklabels: false } : {} };
+    : { x: [0, 0.48], x2: [0.52, 1], y: [0, 1], y2: [0, 1], notes: [[0.24, 1.02], [0.76, 1.02]],
+      hidden: { title: {}, showticklabels: false } };
   return {
     traces: [
-      trace(maps[0][0], loads[0], { xaxis: "x", yaxis: "y" }),
-      trace(maps[1][0], loads[1], { xaxis: "x2", yaxis: "y2" }),
+      trace("without relibra", loads[0], { xaxis: "x", yaxis: "y" }),
+      trace("planned", loads[1], { xaxis: "x2", yaxis: "y2" }),
     ],
     layout: {
       xaxis: { ...ranks, domain: side.x },
       xaxis2: { ...ranks, domain: side.x2, anchor: "y2" },
       yaxis: { ...layers, domain: side.y },
-      yaxis2: { ...layers, ...side.hidden, domain: side.y2, anchor: "x2", ...(areAlike ? { matches: "y" } : {}) },
-      annotations: maps.map(([name], index) => note(name, ...side.notes[index])),
+      yaxis2: { ...layers, ...side.hidden, domain: side.y2, anchor: "x2", matches: "y" },
+      annotations: [note("without relibra", ...side.notes[0]), note("planned", ...side.notes[1])],
     },
   };
 }
@@ -142,9 +129,8 @@ const CHARTS = {
   },
 
   heat(data) {
-    const maps = [["without relibra", data, data.before_tokens], ["planned", data, data.after_tokens]];
     return {
-      ...heatMaps(maps),
+      ...heatMaps(data),
       choose: (event) => data.row === null ? null : inAttempt(`${location.pathname}/cells/${data.row}/${event.points[0].y}`),
     };
   },
@@ -188,29 +174,6 @@ const CHARTS = {
         yaxis: axis("tokens", { rangemode: "tozero" }),
         shapes: [...borders, level(data.mean_tokens, "quiet", "dash"), level(data.lower_bound_tokens, "bound", "dot")],
       },
-    };
-  },
-
-  // Two jobs or two steps: data of the left and the right side, and the names of both.
-
-  "both-imbalance"(sides, names) {
-    return bothOverSteps(sides, "slowest / mean rank", [
-      ...bothLines(sides, names, "imbalance_realised", ", with relibra"),
-      ...bothLines(sides, names, "imbalance_plain", ", without relibra", { dash: "dot" }),
-    ]);
-  },
-
-  "both-speedup": (sides, names) => bothOverSteps(sides, "speed-up", bothLines(sides, names, "speedup_realised")),
-
-  "both-heat": (sides, names) => heatMaps(sides.map((data, side) => [names[side], data, data.after_tokens])),
-
-  "both-layers"(sides, names) {
-    const lines = (what, field, extra) => sides.map((data, side) => line(
-      `${names[side]}, ${what}`, data.mean_tokens.map((_, layer) => layer), slowest(data, data[field]), SHADES[side], extra,
-    ));
-    return {
-      traces: [...lines("planned", "after_tokens"), ...lines("without relibra", "before_tokens", { dash: "dot" })],
-      layout: { xaxis: axis("layer", whole([0, sides[0].mean_tokens.length])), yaxis: axis("slowest / mean rank") },
     };
   },
 };

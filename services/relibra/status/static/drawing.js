@@ -15,13 +15,11 @@ function plotly() {
   return library;
 }
 
-// Return the addresses of a chart's data: two where it shows two jobs or steps.
-function sourcesOf(figure) {
-  const { chart, source, other } = figure.dataset;
-  if (other) return [source, other];
+function sourceOf(figure) {
+  const { chart, source } = figure.dataset;
   const row = document.getElementById("row");
   const isByRow = chart === "heat" || chart === "layers";
-  return [isByRow && row.value !== "-1" ? `${source}&row=${row.value}` : source];
+  return isByRow && row.value !== "-1" ? `${source}&row=${row.value}` : source;
 }
 
 async function load(source) {
@@ -39,13 +37,12 @@ async function draw(figure) {
   const state = figure.querySelector(".state");
   const turn = drawn.get(figure) ?? { source: null, data: null };
   drawn.set(figure, turn);
-  const sources = sourcesOf(figure);
-  const source = turn.source = sources.join(" ");
+  const source = turn.source = sourceOf(figure);
   figure.setAttribute("aria-busy", "true");
   try {
-    const [Plotly, ...data] = await Promise.all([plotly(), ...sources.map(load)]);
+    const [Plotly, data] = await Promise.all([plotly(), load(source)]);
     if (turn.source !== source) return;  // the slider moved meanwhile
-    if (data.every(isEmpty)) {
+    if (isEmpty(data)) {
       state.textContent = "No step is planned yet.";
       return;
     }
@@ -61,9 +58,7 @@ async function draw(figure) {
 
 async function paint(Plotly, figure, data) {
   const plot = figure.querySelector(".plot");
-  const { chart, names } = figure.dataset;
-  const drawing = names ? CHARTS[chart](data, JSON.parse(names)) : CHARTS[chart](data[0]);
-  const { traces, layout, choose = () => null } = drawing;
+  const { traces, layout, choose = () => null } = CHARTS[figure.dataset.chart](data);
   const common = {
     margin: { t: 30, r: 50, b: 45, l: 60 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent",
     font: { color: colour("text"), family: "system-ui, DejaVu Sans, sans-serif", size: 13 }, showlegend: true,

@@ -11,8 +11,7 @@ function makeWalkable(Plotly, plot, traces, layout, choose) {
   const at = plot.walkedTo ??= { row: 0, column: grid ? 0 : columns - 1 };  // the last step is the newest
   const subplots = [...new Set(traces.map((trace) => `${trace.xaxis ?? "x"}${trace.yaxis ?? "y"}`))];
   const x = () => (grid ? at.column : traces[0].x[at.column]);
-  const indexIn = (trace) => trace.x.indexOf(x());  // two jobs may have other steps
-  const valueOf = (trace) => (grid ? trace.z[at.row]?.[at.column] : trace.y[indexIn(trace)]);
+  const valueOf = (trace) => (grid ? trace.z[at.row][at.column] : trace.y[at.column]);
 
   function show() {
     at.row = within(at.row, rows);
@@ -20,7 +19,7 @@ function makeWalkable(Plotly, plot, traces, layout, choose) {
     const shown = traces.map((trace, curveNumber) => ({ trace, curveNumber })).filter(({ trace }) => valueOf(trace) != null);
     // The last of two heat maps shows the place: Plotly marks a square in one plot at a time.
     if (grid) Plotly.Fx.hover(plot, { xval: at.column, yval: at.row }, subplots.at(-1));
-    else Plotly.Fx.hover(plot, shown.map(({ trace, curveNumber }) => ({ curveNumber, pointNumber: indexIn(trace) })), subplots);
+    else Plotly.Fx.hover(plot, shown.map(({ curveNumber }) => ({ curveNumber, pointNumber: at.column })), subplots);
     const place = `${layout.xaxis.title.text} ${x()}${grid ? `, ${layout.yaxis.title.text} ${at.row}` : ""}`;
     const values = shown.map(({ trace }) => `${trace.name} ${Number(valueOf(trace).toFixed(3))}`);
     plot.nextElementSibling.textContent = `${place}: ${values.join(", ")}`;
