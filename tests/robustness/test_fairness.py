@@ -75,6 +75,7 @@ ON_PLANNERS = [
             attack=f"3584 calls {what}, each renewed when it is refused",
             stopped_by="100 such calls of an address are refused per second, the others within 20 s",
             attacked_s=REFUSED_S,
+            max_ratio=3.0,
         )
         for name, what in (
             ("calls_without_a_token", "without a token"),

@@ -79,6 +79,12 @@ def test_what_cannot_be_checked_is_refused(path, given, message):
 
 _VERL = "python -m verl.trainer.main_ppo model_engine=megatron actor_rollout_ref.actor.megatron.qat.enable={}"
 _AREAL = "actor:\n  backend: megatron:d1e8\n  enable_tree_training: {}\n"
+_SLIME = "python train.py --actor-num-gpus-per-node 8 --hf-checkpoint /m/Qwen3-30B-A3B --expert-model-parallel-size 8 {}"
+_NEMO_RL = """policy:
+  model_name: Qwen/Qwen3-30B-A3B
+  megatron_cfg: {{enabled: true, context_parallel_size: {}}}
+  sequence_packing: {{enabled: {}}}
+"""
 _ROLL = "actor_train:\n  strategy_args: {{strategy_name: megatron_train}}\n  pg_variant: topr\n{}"
 
 
@@ -87,6 +93,16 @@ _ROLL = "actor_train:\n  strategy_args: {{strategy_name: megatron_train}}\n  pg_
     [
         ("recipe.sh", _VERL.format("True"), "actor_rollout_ref.actor.megatron.qat.enable=False"),
         ("recipe.sh", _VERL.format("False"), None),
+        (
+            "recipe.sh",
+            _VERL.replace("qat.enable", "dynamic_context_parallel").format("True"),
+            "actor_rollout_ref.actor",
+        ),
+        ("recipe.sh", _SLIME.format("--megatron-deepgemm-moe-forward-layers 3"), "no --megatron-deepgemm"),
+        ("recipe.sh", _SLIME.format(""), None),
+        ("recipe.yaml", _NEMO_RL.format(2, "false"), "policy.sequence_packing.enabled=true"),
+        ("recipe.yaml", _NEMO_RL.format(2, "true"), None),
+        ("recipe.yaml", _AREAL.format("false") + "  _version: v2\n", "actor._version=v1"),
         ("recipe.yaml", _AREAL.format("true"), "actor.enable_tree_training=false"),
         ("recipe.yaml", _AREAL.format("false"), None),
         (

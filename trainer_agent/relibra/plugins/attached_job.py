@@ -12,6 +12,7 @@ from torch import nn
 from relibra.agent import AgentConfig, attach, shared_attempt
 from relibra.agent.config import Transport
 from relibra.agent.link_rates import LinkRates
+from relibra.errors import Unsupported
 from relibra.planning import Model
 from relibra.plugins import embedded
 from relibra.plugins.balanced_passes import BalancedPasses
@@ -28,6 +29,7 @@ from relibra.steps.parallel_layout import ParallelLayout
 
 log = logging.getLogger(__name__)
 
+_RESTORE_WRONGLY = ("0.16.", "0.17.")
 _HOMES_STAY = (
     "relibra leaves every expert of job %s at its place: checkpoints, exports and all other readers of weights are the "
     "framework's own"
@@ -71,6 +73,7 @@ def attach_job(
         Unavailable: the embedded planner did not start, or a rank cannot reach it.
         RelibraError: attaching failed for another reason on some rank.
     """
+    from megatron import core
     from megatron.core import parallel_state
 
     assert settings.mode is Mode.BALANCE, "a job that observes has no agent"
@@ -102,6 +105,9 @@ def attach_job(
         host_copy=settings.host_copy,
         homes_stay=homes_stay(settings, cluster),
     )
+    if not agent_config.homes_stay:
+        stages = parallel_state.get_pipeline_model_parallel_world_size()
+        check_restores(core.__version__, num_stages=stages, num_predictors=config_of(chunks).mtp_num_layers or 0)
     agent = attach(chunks, optimizer, agent_config)
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     links = LinkRates() if gpu is None else agent.measure_links()
@@ -147,6 +153,20 @@ def attach_job(
                 settings.job,
             )
     return BalancedPasses(agent, planned, layers, next_index=next_index)
+
+
+def check_restores(version: str, *, num_stages: int, num_predictors: int) -> None:
+    """Check that this megatron-core restores the checkpoints of a job whose experts move.
+
+    Raises:
+        Unsupported: the two copies of the word embedding would come back wrong.
+    """
+    if num_stages > 1 and num_predictors and version.startswith(_RESTORE_WRONGLY):
+        raise Unsupported(
+            f"megatron-core {version} restores the word embedding wrongly from a fully_reshardable checkpoint, which "
+            "moved experts need, with multi-token prediction and pipeline stages; set reorder=never, which keeps the "
+            "framework's own format, or use megatron-core 0.18 or newer"
+        )
 
 
 def transport_of(settings: PluginSettings, *, has_gpu: bool) -> Transport:

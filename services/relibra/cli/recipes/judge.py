@@ -89,7 +89,7 @@ def _of_plug_in(framework: str, settings: Mapping[str, Any]) -> list[Refusal]:
     return [
         Refusal(each["what"], each["instead"], setting=each["option"])
         for each in refused
-        if settings.get(each["option"])
+        if (value := settings.get(each["option"])) and value in each.get("values", [value])
     ]
 
 

@@ -71,6 +71,8 @@ def read_skyrl(draft: Draft) -> None:
     replay = draft.settings.get("moe_enable_routing_replay")
     if replay is not None and replay.value:
         draft.put_line("replay", "R3", "moe_enable_routing_replay")
+    if draft.is_parallel_in_context() and trainer.get("remove_microbatch_padding") is False:
+        draft.put_line("context_parallel_with_padding", True, "trainer.remove_microbatch_padding")
     targets = at_path(policy, "model.lora.target_modules", "all-linear")
     targets = draft.data["lora_targets"] if targets == "all-linear" else targets
     draft.lora(at_path(policy, "model.lora.rank"), targets, "lora.rank", "trainer.policy.model.lora.rank")
@@ -98,6 +100,14 @@ def read_nemo_rl(draft: Draft) -> None:
         peft = launch.section(f"{section}.peft")
         targets = peft.get("target_modules") or ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
         draft.lora(peft.get("dim", 8), targets, f"{section}.peft")
+    if draft.is_parallel_in_context() and not at_path(policy, "sequence_packing.enabled"):
+        draft.put_line("context_parallel_without_packing", True, f"{section}.context_parallel_size")
+    if at_path(policy, "generation.backend") == "megatron":
+        draft.warnings.append(
+            f"{launch.line_of('policy.generation.backend')}: generation.backend=megatron reads weights by place, so "
+            "the plug-in refuses it where experts move: on several nodes, set policy.relibra.reorder=never, or "
+            "generate with vllm"
+        )
     if policy.get("quant_cfg"):
         draft.warnings.append(
             f"{launch.line_of('policy.quant_cfg')}: quant_cfg gives the experts of a rank quantisers of ModelOpt, "

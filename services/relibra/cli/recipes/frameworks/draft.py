@@ -110,7 +110,7 @@ class Draft:
                     self.settings.pop(name, None)
             elif name in known_options() or name in WRAPPER_OPTIONS:
                 self.put(name, value, where)
-            elif not is_neutral(name):
+            elif not is_neutral(name) and all(option != rule["option"] for rule in self.data.get("refused", ())):
                 self.unknown.append(f"{option} ({where})")
 
     def take_sections(self, *paths: str) -> None:
@@ -118,6 +118,11 @@ class Draft:
         for path in paths:
             values = self.launch.section(path)
             self.take({name: value for name, value in values.items() if name not in self.data.get("own", ())}, path)
+
+    def is_parallel_in_context(self) -> bool:
+        """Return whether the recipe cuts sequences over ranks, as far as the file tells."""
+        given = self.settings.get("context_parallel_size")
+        return given is not None and isinstance(given.value, int) and given.value > 1
 
     def lora(self, rank: Any, targets: Any, *options: str) -> None:
         """Set the names of Megatron-Bridge's LoRA. A rank of 0 or None means that there is no LoRA."""
@@ -141,9 +146,10 @@ class Draft:
 
     def recipe(self) -> Recipe:
         """Return the recipe that was read."""
-        for option in (each["option"] for each in self.data.get("refused", ())):
-            if value := at_path(self.launch.merged_config, option):
-                self.put_line(option, value, option)
+        for rule in self.data.get("refused", ()):
+            option = rule["option"]
+            if (value := self._own(option)) and not self._own(rule.get("unless", "")):
+                self.put_line(option, value, option, f"--{option.replace('_', '-')}")
         return Recipe(
             framework=self.framework,
             megatron_core=self.data["megatron_core"],
@@ -154,6 +160,10 @@ class Draft:
             warnings=(*self.launch.warnings, *self.warnings),
             missing_lines=missing_lines(self.launch, self.plug_in),
         )
+
+    def _own(self, option: str) -> Any:
+        """Return the value of the framework's own option: of a path in its configuration, or of a command line."""
+        return at_path(self.launch.merged_config, option) or self.launch.options().get(option)
 
     def _line(self, name: str, section: str) -> str:
         if not section:
