@@ -79,7 +79,7 @@ def test_what_cannot_be_checked_is_refused(path, given, message):
 
 _VERL = "python -m verl.trainer.main_ppo model_engine=megatron actor_rollout_ref.actor.megatron.qat.enable={}"
 _AREAL = "actor:\n  backend: megatron:d1e8\n  enable_tree_training: {}\n"
-_SLIME = "python train.py --actor-num-gpus-per-node 8 --hf-checkpoint /m/Qwen3-30B-A3B --expert-model-parallel-size 8 {}"
+_SLIME = "python train.py --actor-num-gpus-per-node 8 --hf-checkpoint Qwen3-30B-A3B --expert-model-parallel-size 8 {}"
 _NEMO_RL = """policy:
   model_name: Qwen/Qwen3-30B-A3B
   megatron_cfg: {{enabled: true, context_parallel_size: {}}}
