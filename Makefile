@@ -65,7 +65,7 @@ audit:  ## look up known vulnerabilities in the versions of constraints.txt; ask
 	.venv-audit/bin/python -m pip install --quiet pip-audit==2.10.1
 	.venv-audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict --vulnerability-service osv
 
-.PHONY: lock sbom dist
+.PHONY: lock sbom dist images
 lock:  ## resolve deploy/locks anew, from pyproject.toml and constraints.txt
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/python -m pip install --quiet uv==0.13.9
@@ -74,6 +74,9 @@ lock:  ## resolve deploy/locks anew, from pyproject.toml and constraints.txt
 sbom:  ## write the bills of materials of the images, and of what a trainer installs, into build/sbom (CycloneDX)
 	mkdir -p build/sbom
 	for each in status services demo trainer; do $(PYTHON) deploy/sbom.py $$each > build/sbom/$$each.cdx.json || exit 1; done
+
+images: sbom  ## build the images under the tags of docker-compose.yml, and the bill of materials of each; needs Docker
+	docker compose --profile '*' build
 
 dist:  ## build wheel and sdist of the last commit into dist/, twice, and compare; needs a package index once
 	$(PYTHON) -m venv .venv-dist
