@@ -8,6 +8,7 @@ Starts `relibra up` without a limit on ingest. Clients share the machine's cores
 - Plan: one step of 58 layers x 256 experts on 8 x 8 ranks with 32 micro-batches (1856 cells). Its loads are mixtures of
   the workloads in `deepseek-v3_counts_dev.npz`. The planner holds all counts. It gets the sequences, as when the last
   sample ends, and then their schedule, as when training begins.
+- Pack: the first packing of gpt-oss-20b on 4 x 8 ranks, with prices, from asking to having the schedule.
 - Fetch: 64 agents, each with a connection of its own, ask for that plan at the same moment, many times. A fetch ends
   when its bytes have arrived; decoding is timed separately.
 
@@ -23,6 +24,7 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import grpc.aio
@@ -31,11 +33,13 @@ import numpy as np
 from benchmarks import results
 from benchmarks.workload_mix import mix_workloads
 from relibra.demo.services import OwnServices
-from relibra.planning import Cluster, Model, Schedule
+from relibra.evaluation import model_of
+from relibra.planning import Cluster, CostModel, Model, PlanParams, Schedule
 from relibra.planning.load import narrow_counts
 from relibra.planning.plan import Level
 from relibra.rollout.outbox import CountedSequence
 from relibra.rollout.reporter import RolloutReporter
+from relibra.routing import count_sequences, read_trace
 from relibra.v1 import plan_pb2
 from relibra.wire.channel import OPTIONS
 from relibra.wire.client import PlannerClient
@@ -50,9 +54,12 @@ _PLAN_CLUSTER = Cluster(num_nodes=8, gpus_per_node=8, redundant_slots=2)
 _NUM_MICRO_BATCHES = 32
 _NUM_PLANNED = 2048
 _NUM_ROUNDS = 30
+_PACKED_EXPERT_SIZE_BYTES = 3 * 2880 * 2880 * 2
+_PACKED_TOKEN_SIZE_BYTES = 4 * 2880 * 2
+"""In bf16 of gpt-oss-20b: dispatch and combine, forward and backward."""
 
 
-def _report(address: str, job_id: str, counts_SLE: np.ndarray, first: int, queue: Any) -> None:
+def _report(address: str, job_id: str, counts_SLE: np.ndarray, first: int, queue: Any, top_k: int = 8) -> None:
     """Report finished counts, so that the time contains no counting."""
     reporter = RolloutReporter(address, job_id, num_experts=counts_SLE.shape[-1], buffer_size_bytes=1 << 31)
     began_s = time.perf_counter()
@@ -60,7 +67,7 @@ def _report(address: str, job_id: str, counts_SLE: np.ndarray, first: int, queue
         counted = CountedSequence(
             step=1,
             sequence_id=f"seq-{first + index}",
-            num_rows=int(counts_LE[0].sum()) // _PLAN_MODEL.top_k,
+            num_rows=int(counts_LE[0].sum()) // top_k,
             counts_LE=narrow_counts(counts_LE),
             policy_versions=None,
         )
@@ -133,6 +140,23 @@ def _plan(address: str) -> tuple[float, float]:
         return until_planned(None, Level.STEP), until_planned(schedule, Level.MICRO_BATCHES)
 
 
+def _pack(address: str) -> float:
+    """Return the seconds from asking for the first packing of a job to having it."""
+    trace = read_trace(results.TRACES / "gpt-oss-20b_mmlu.npz")
+    cluster = Cluster(num_nodes=4, gpus_per_node=8, redundant_slots=2)
+    params = PlanParams(cost=CostModel.of_expert(_PACKED_EXPERT_SIZE_BYTES, _PACKED_TOKEN_SIZE_BYTES))
+    counts_SLE = count_sequences(trace)
+    with PlannerClient(address, timeout_s=60) as client:
+        client.register_job("pack", model_of(trace), cluster, params)
+        queue: Any = SimpleQueue()
+        _report(address, "pack", counts_SLE, 0, queue, trace.top_k)
+        ids = [f"seq-{index}" for index in range(len(counts_SLE))]
+        start = Schedule.round_robin(len(ids), 16, cluster)
+        began_s = time.perf_counter()
+        client.pack("pack", 1, ids, counts_SLE[:, 0].sum(axis=-1) // trace.top_k, start)
+        return time.perf_counter() - began_s
+
+
 async def _fetch(address: str) -> tuple[list[float], list[bytes]]:
     """Let all agents fetch at once, in many rounds; return the seconds of every fetch, and the last answers."""
     num_agents = _PLAN_CLUSTER.num_ranks
@@ -167,6 +191,7 @@ def _rows(address: str) -> Iterator[dict[str, object]]:
     of_sequences_s, of_schedule_s = _plan(address)
     yield {"what": "sequences submitted to plan of level step in hand, s", "figure": of_sequences_s}
     yield {"what": "schedule submitted to plan in hand, s", "figure": of_schedule_s}
+    yield {"what": "first packing of gpt-oss-20b on 4 x 8 ranks, s", "figure": _pack(address), "target": "<= 1"}
     times_s, answers = asyncio.run(_fetch(address))
     for percentile, target in ((50, ""), (99, "<= 50")):
         figure = float(np.percentile(times_s, percentile)) * 1e3
