@@ -128,3 +128,14 @@ def test_a_recipe_of_roll_with_other_losses_hears_which_worker_has_them(tmp_path
     recipe.write_text(_ROLL.format(""))
     _, plug_in, *_ = examine(recipe, None, [])
     assert "actor_train.worker_cls=relibra.integrations.roll.RLVRPGWorker" in plug_in.fix
+
+
+def test_what_replay_would_be_refused_for_is_said_with_the_advice_to_replay(tmp_path):
+    recipe = tmp_path / "recipe.sh"
+    transformer = "actor_rollout_ref.actor.megatron.override_transformer_config"
+    recipe.write_text(f"{_VERL.format('False')} +{transformer}.moe_router_fusion=True")
+    (advice,) = (each.fix for each in examine(recipe, None, []) if each.fix and "router_replay.mode=R3" in each.fix)
+    assert "moe_router_fusion=False" in advice
+    recipe.write_text(f"{_VERL.format('False')} +{transformer}.moe_router_fusion=False")
+    (advice,) = (each.fix for each in examine(recipe, None, []) if each.fix and "router_replay.mode=R3" in each.fix)
+    assert "moe_router_fusion" not in advice

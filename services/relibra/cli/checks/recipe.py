@@ -38,7 +38,12 @@ def examine(path: Path | None, framework: Framework | None, variables: list[str]
 def judge_recipe(recipe: Recipe) -> list[Finding]:
     """Return the findings about a recipe: the verdict, settings to change, doubts, and the settings that run."""
     values = {name: setting.value for name, setting in recipe.settings.items()}
-    judgement = judge(values, megatron_core=recipe.megatron_core, framework=recipe.framework)
+    judged_as = {"megatron_core": recipe.megatron_core, "framework": recipe.framework}
+    judgement = judge(values, **judged_as)
+    # What replay alone would be refused for is said now, and not after the recipe was changed.
+    refused = {refusal.reason for refusal in judgement.refusals}
+    replaying = judge(values | {REPLAY: True}, **judged_as).refusals
+    needs = [refusal.alternative for refusal in replaying if refusal.reason not in refused]
     data = framework_data(recipe.framework)
 
     def said(refusal: Refusal, text: str) -> str:
@@ -53,7 +58,7 @@ def judge_recipe(recipe: Recipe) -> list[Finding]:
     ]
     for doubt in judgement.warnings:
         lines = data.get("replay", ()) if doubt.setting == REPLAY else ()
-        fix = f"add {' and '.join(lines)}, or leave it" if lines else doubt.fix
+        fix = f"add {' and '.join((*lines, *needs))}, or leave it" if lines else doubt.fix
         findings.append(warning("recipe", said(doubt, doubt.what), fix, doubt.cost))
     if "megatron" in data:
         reason = f"{recipe.framework} runs on {data['megatron']}, which was not tested"
