@@ -100,7 +100,6 @@ def test_a_plain_torch_router_is_observed_by_one_call_and_the_page_says_what_bal
                 hidden.sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-        observer.close()
         if redis_url:
             eventually(lambda: is_reported(redis_url, "watched", NUM_STEPS - 1), within_s=120)
             (phase,) = executed(redis_url, "watched", NUM_STEPS - 1)
@@ -129,6 +128,7 @@ def test_a_plain_torch_router_is_observed_by_one_call_and_the_page_says_what_bal
                 f'relibra_intended_ranks{{cause="observing",job_id="watched",phase="update"}} {cluster.num_ranks}.0'
                 in metrics
             )
+        observer.close()
     dist.barrier()
 
 
