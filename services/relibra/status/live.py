@@ -32,7 +32,7 @@ _RECONNECT_MS = 2000
 _HEARD_INTERVAL_S = 5.0
 """The smallest difference between two times of one job that `heard` names."""
 _POLL_PART = 0.25
-"""The largest part of the time that polls take: with many jobs they are rarer than `poll_interval_s`."""
+"""The largest part of a core that polls take: with many jobs they are rarer than `poll_interval_s`."""
 
 
 class Live:
@@ -148,7 +148,7 @@ class Live:
 
     async def _poll(self) -> None:
         while True:
-            before, outage, began_at = (dict(self._marks), dict(self._heard)), None, time.monotonic()
+            before, outage, began_at = (dict(self._marks), dict(self._heard)), None, time.thread_time()
             try:
                 await self._look()
             except Unavailable as error:
@@ -163,7 +163,7 @@ class Live:
                 self._outage, self._outage_time = outage, self._time + 1
             if has_turned or before != (self._marks, self._heard):
                 self._tell()
-            took_s = time.monotonic() - began_at if outage is None else 0.0
+            took_s = time.thread_time() - began_at
             await asyncio.sleep(max(self._poll_interval_s, took_s / _POLL_PART - took_s))
 
     async def _look(self) -> None:
