@@ -1,4 +1,4 @@
-"""Writes the tables of `integration/settings.md` from the code that decides: `python docs/settings.py`."""
+"""Writes the tables of `integrations/settings.md` from the code that decides: `python docs/settings.py`."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from relibra.agent.refusals import adapter_that_drifts, adapter_without_sum
 from relibra.agent.setting import Part, Setting, State
 from relibra.agent.settings import SETTINGS
 
-PAGE = Path(__file__).parent / "integration" / "settings.md"
+PAGE = Path(__file__).parent / "integrations" / "settings.md"
 _RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 _RESULT, _OTHERS = _RESULTS / "recipes.json", _RESULTS / "other_recipes.json"
 _TABLE = re.compile(r"(?<=<!-- )([a-z ]+)( -->\n).*?(?=<!-- / -->)", re.S)

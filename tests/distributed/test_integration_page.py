@@ -1,4 +1,4 @@
-"""The example of docs/integration/megatron.md runs as it stands, without a planner (S5)."""
+"""The example of docs/integrations/megatron.md runs as it stands, without a planner (S5)."""
 
 from harness.distributed.layout import ONE_RANK
 from harness.distributed.on_ranks import IS_RANK, on_ranks
@@ -12,7 +12,7 @@ if IS_RANK:
 
 @on_ranks(ONE_RANK)
 def test_S5_the_example_of_the_integration_page_runs_as_it_stands(cluster):
-    (example,) = python_of("docs/integration/megatron.md")
+    (example,) = python_of("docs/integrations/megatron.md")
     trained, taken = Trained(cluster, num_moe_experts=8), []
 
     def forward_step(batches, model):

@@ -13,7 +13,7 @@ TESTS_OF_PYTHON = {
     "docs/quick-start.md": ("tests/examples/test_own_loop.py",),
     "docs/formats.md": ("tests/docs/test_formats.py",),
     "docs/integrations/observe.md": ("tests/distributed/test_observe.py",),
-    "docs/integration/megatron.md": ("tests/distributed/test_integration_page.py",),
+    "docs/integrations/megatron.md": ("tests/distributed/test_integration_page.py",),
     "docs/integrations/plain-megatron.md": ("tests/distributed/test_own_loop.py",),
     **{f"docs/integrations/{page}.md": ("tests/integrations/test_pages.py",) for page in ("areal", "levels")},
 }

@@ -86,7 +86,7 @@ def _refuse(lacks: list[str]) -> None:
         raise Unsupported(
             f"relibra's agent does not support megatron-core {version} as installed or changed here, because it hooks "
             f"into what this one lacks: {'; '.join(lacks)}; use versions that the tests ran on "
-            "(docs/integration/versions.md), or undo the change"
+            "(docs/integrations/versions.md), or undo the change"
         )
 
 

@@ -301,7 +301,7 @@ module was built with, so a replica would get the quantiser of another product.
 """
 
 RAN = ("0.16", "0.17", "0.18", "0.19", "0.20")
-"""The versions that the test layouts ran on; docs/integration/versions.md says which layouts."""
+"""The versions that the test layouts ran on; docs/integrations/versions.md says which layouts."""
 
 
 def mismatch(need: Need, parameters: dict[str, bool]) -> str | None:

@@ -1,7 +1,7 @@
 """Megatron's settings, one entry each: which values run and where they are tested, or why they are refused.
 
 `relibra.agent.refusals` applies the table to built models. `relibra doctor` applies it to recipes, and
-docs/integration/settings.md prints it. Importing this module needs neither torch nor megatron.
+docs/integrations/settings.md prints it. Importing this module needs neither torch nor megatron.
 """
 
 from typing import Any

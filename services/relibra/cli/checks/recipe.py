@@ -69,7 +69,7 @@ def judge_recipe(recipe: Recipe) -> list[Finding]:
         more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
         was = "s were" if len(names) > 1 else " was"
         reason = f"{len(names)} unknown option{was} not judged: {', '.join(names[:_MAX_NAMES])}{more}"
-        fix = "see docs/integration/settings.md; the agent cannot refuse what it does not know"
+        fix = "see docs/integrations/settings.md; the agent cannot refuse what it does not know"
         findings.append(warning("recipe", reason, fix))
     judged = {refusal.setting for refusal in (*judgement.refusals, *judgement.warnings)}
     runs = [
