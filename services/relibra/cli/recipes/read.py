@@ -111,9 +111,9 @@ def _read_launch(path: Path, text: str, framework: Framework, variables: dict[st
 
 
 def _text(path: Path) -> str:
+    if not path.is_file():
+        raise InvalidInput.of("--recipe", expected="a file", got=str(path))
     try:
-        if not path.is_file():
-            raise InvalidInput.of("--recipe", expected="a file", got=str(path))
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise InvalidInput.of("--recipe", expected="a text file", got=error) from error
