@@ -130,6 +130,13 @@ def test_closing_ends_the_calls_of_every_rank_and_the_attempt_once(job: Job) -> 
     job.end.assert_called_once_with("job")
 
 
+def test_a_job_whose_engine_builds_another_model_has_not_ended(job: Job) -> None:
+    for passes in job.passes:
+        passes.close(goes_on=True)
+        assert passes._planner.close.called
+    job.end.assert_not_called()
+
+
 def test_L1_a_planner_that_is_away_at_the_end_keeps_no_rank(job: Job) -> None:
     job.end.side_effect = Unavailable("the planner is away")
     job.passes[0].close()

@@ -40,6 +40,12 @@ def test_L3_the_overview_says_for_a_day_what_redis_lost(http: TestClient, store:
     shown = http.get("/").text
     assert "Redis lost its newest writes; a planner noticed it at " in shown
     assert "/runbook#relibraredislostdata" in shown
+    for damaged in ("oops", '["everything"]'):
+        run(store._redis.set("relibra:loss", damaged))
+        assert "Redis may have lost data: key relibra:loss was changed" in http.get("/").text
+    run(store._redis.delete("relibra:loss"))
+    run(store._redis.rpush("relibra:loss", "oops"))
+    assert "Redis may have lost data: key relibra:loss in Redis is no string" in http.get("/").text
 
 
 def test_L3_the_overview_names_the_settings_with_which_redis_may_lose_data(http: TestClient, redis_url: str) -> None:

@@ -46,7 +46,6 @@ class AttemptClient:
         """The attempt that this client registered or joined, by job id."""
         self._registered: dict[str, int] = {}
         """The attempt that this client registered or began by going back, by job id. It may be over: see `rollback`."""
-        """The highest step of the attempt for which the planner answered `submit_schedule`, by job id."""
         self._jobs = job_pb2_grpc.JobServiceStub(self._channel)
 
     def __enter__(self) -> Self:

@@ -32,7 +32,7 @@ _RECONNECT_MS = 2000
 _HEARD_INTERVAL_S = 5.0
 """The smallest difference between two times of one job that `heard` names."""
 _POLL_PART = 0.25
-"""The largest part of a core that polls take: with many jobs they are rarer than `poll_interval_s`."""
+"""The largest part of its time that the event loop works while polls run: with many jobs, polls are rarer."""
 
 
 class Live:

@@ -3,6 +3,7 @@
 import functools
 import gzip
 import hashlib
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,7 +12,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from relibra import charting
-from relibra.errors import Unsupported
+from relibra.errors import Corrupt, Unsupported
 from relibra.status.attempts import AttemptChoice
 from relibra.status.context import MAX_INDEX, App, Before, Layer, Looker, Row, Seen, Step
 from relibra.status.explain import explain
@@ -26,7 +27,6 @@ from relibra.status.savings import TokenTime, add_up
 from relibra.status.step_figures import history_point
 from relibra.status.step_times import compare_step_times
 from relibra.store import Store
-from relibra.store.attempts import clock_time
 
 STATIC = Path(__file__).parent / "static"
 pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
@@ -68,9 +68,13 @@ async def _warnings(store: Store) -> AsyncIterator[tuple[str, str]]:
             yield weakness, "RelibraRedisForgets"
     except Unsupported as error:
         yield str(error), "RelibraRedisUnfit"
-    if loss := await store.last_loss():
-        lost, at = loss
-        yield f"Redis lost {lost}; a planner noticed it at {clock_time(at)}", "RelibraRedisLostData"
+    try:
+        if loss := await store.last_loss():
+            lost, at = loss
+            noticed = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
+            yield f"Redis lost {lost}; a planner noticed it at {noticed}", "RelibraRedisLostData"
+    except Corrupt as error:
+        yield f"Redis may have lost data: {error}", "RelibraRedisLostData"
 
 
 @pages.get("/jobs/{job_id}")

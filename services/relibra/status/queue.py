@@ -26,7 +26,7 @@ class QueueEntry:
     waits: bool
     """Whether no solver works on it."""
     since: float
-    """The Unix time since when a packing waits or is made, and of the schedule of a step."""
+    """Unix time: for a plan, of its schedule; for a packing, when it began to wait or to be made."""
 
 
 def queue_of(glances: Iterable[JobGlance]) -> list[QueueEntry]:

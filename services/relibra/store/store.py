@@ -142,7 +142,7 @@ class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Notes, T
 
     async def last_loss(self) -> tuple[str, float] | None:
         """Return what Redis lost within a day, and the Unix time at which a planner noticed; None if it lost none."""
-        note = await self._redis.get(LOSS)
+        (note,) = await self._answers([("get", LOSS)])
         if note is None:
             return None
         with reading(f"key {LOSS}"):

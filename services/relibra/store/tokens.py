@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from relibra.errors import Corrupt, NotFound, Unauthenticated, one_line
@@ -94,15 +94,32 @@ class Tokens(Connected):
             raise NotFound(f"there is no token {token_id!r}; list them with: relibra tokens list")
 
 
+@dataclass(slots=True)
+class _Reading:
+    """The records of all tokens, as they were read once."""
+
+    began_at: float
+    documents: asyncio.Task[dict[bytes, bytes]]
+    valid: dict[str, TokenRecord]
+    """The tokens that were found in it."""
+
+    def serves(self, fresh_s: float) -> bool:
+        """Return whether callers should use this reading, which is so while it is under way."""
+        if not self.documents.done():
+            return True
+        age_s = time.monotonic() - self.began_at
+        return age_s < (min(fresh_s, _REREAD_S) if self.documents.exception() else fresh_s)
+
+
 class Identities:
-    """Finds the record of a token. However many tokens nobody made are shown, Redis is asked twice a second at most."""
+    """Finds the record of a token. However many tokens nobody made are shown, Redis is asked twice a second at most.
+
+    It holds the records of all tokens, about 300 bytes each; `relibra tokens revoke` removes those that expired.
+    """
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
-        self._reading: asyncio.Task[dict[bytes, bytes]] | None = None
-        self._began_at = 0.0
-        self._valid: dict[str, TokenRecord] = {}
-        """The tokens that were found since the records were read."""
+        self._newest: _Reading | None = None
         self._told: set[str] = set()
 
     async def identify(self, token: str) -> TokenRecord:
@@ -114,11 +131,11 @@ class Identities:
         """
         came_at = time.monotonic()
         try:
-            record = await self._find(token, REMEMBERED_S)
+            record, began_at = await self._find(token, REMEMBERED_S)
             # The token may have been made since the records were read.
-            while record is None and self._began_at < came_at:
-                await asyncio.sleep(self._began_at + _REREAD_S - time.monotonic())
-                record = await self._find(token, _REREAD_S)
+            while record is None and began_at < came_at:
+                await asyncio.sleep(began_at + _REREAD_S - time.monotonic())
+                record, began_at = await self._find(token, _REREAD_S)
         except Corrupt as error:
             if str(error) not in self._told:
                 self._told.add(str(error))
@@ -128,23 +145,23 @@ class Identities:
             raise Unauthenticated("the token is not valid: it is unknown, revoked or expired")
         return record
 
-    async def _find(self, token: str, fresh_s: float) -> TokenRecord | None:
-        """Return the record of a token among the records that were read at most `fresh_s` ago; None if it has none."""
-        now, reading = time.monotonic(), self._reading
-        if reading is not None and reading.done() and reading.exception():
-            fresh_s = min(fresh_s, _REREAD_S)
-        if reading is None or (reading.done() and now - self._began_at >= fresh_s):
-            self._began_at = now
-            self._valid = {}
-            self._reading = reading = asyncio.ensure_future(self._tokens.token_documents())
+    async def _find(self, token: str, fresh_s: float) -> tuple[TokenRecord | None, float]:
+        """Return the record of a token, None if it has none, and when the records began to be read.
+
+        Args:
+            token: the token.
+            fresh_s: how long ago the records may have been read.
+        """
+        reading = self._newest
+        if reading is None or not reading.serves(fresh_s):
+            documents = asyncio.ensure_future(self._tokens.token_documents())
+            self._newest = reading = _Reading(time.monotonic(), documents, {})
         # Shielded: a caller that hangs up must not end the reading for the others.
-        documents = await asyncio.shield(reading)
-        record = self._valid.get(token)
-        if record is None:
-            record = _match(token, documents)
-            if record is not None:
-                self._valid[token] = record
-        return record
+        read = await asyncio.shield(reading.documents)
+        record = reading.valid.get(token)
+        if record is None and (record := _match(token, read)) is not None:
+            reading.valid[token] = record
+        return record, reading.began_at
 
 
 def _match(token: str, documents: Mapping[bytes, bytes]) -> TokenRecord | None:

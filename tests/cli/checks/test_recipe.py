@@ -100,6 +100,8 @@ _ROLL = "actor_train:\n  strategy_args: {{strategy_name: megatron_train}}\n  pg_
         ),
         ("recipe.sh", _SLIME.format("--megatron-deepgemm-moe-forward-layers 3"), "no --megatron-deepgemm"),
         ("recipe.sh", _SLIME.format(""), None),
+        ("recipe.sh", "megatron rlhf --rlhf_type grpo --tuner_type full --lora_rank 8 --use_ray false", None),
+        ("recipe.sh", "megatron rlhf --rlhf_type grpo --tuner_type full --use_ray true", "no --use_ray"),
         ("recipe.yaml", _NEMO_RL.format(2, "false"), "policy.sequence_packing.enabled=true"),
         ("recipe.yaml", _NEMO_RL.format(2, "true"), None),
         ("recipe.yaml", _AREAL.format("false") + "  _version: v2\n", "actor._version=v1"),

@@ -13,7 +13,7 @@ from harness.step_samples import IDS, OTHER_PLAN, SCHEDULE, published_plans
 from relibra.errors import InvalidInput, Unavailable
 from relibra.planner.metrics import Metrics
 from relibra.planner.plan_notifier import PlanNotifier
-from relibra.store import JobRecord, StepState, Store
+from relibra.store import JobRecord, Lease, StepState, Store
 
 
 @pytest.fixture
@@ -99,6 +99,28 @@ def test_L2_a_step_waits_for_a_warm_solver_without_a_lease(store: Store, run: Lo
 
     run(plan_until(store, solver, is_done))
     assert solver.steps[:2] == [("job", 1), ("other", 1)]
+
+
+def test_a_step_that_another_planner_solved_is_tried_once_and_forgotten(
+    store: Store, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solver, asked, take_lease = Solver(nothing), [], store.take_lease
+    loop = loop_over(store, solver)
+
+    async def take(job_id: str, lease_s: float) -> Lease | None:
+        asked.append(job_id)
+        return await take_lease(job_id, lease_s)
+
+    async def look() -> None:
+        await loop._view.look()  # sees the step, which is gone before a solver takes it
+        await store.remove_job("job")
+        monkeypatch.setattr(store, "take_lease", take)
+        for _ in range(5):
+            await loop._start_solves()
+
+    job_with_two_steps(store, run)
+    run(look())
+    assert asked == ["job"]
 
 
 def test_a_step_that_cannot_be_planned_fails_with_its_reason(store: Store, run: Loop, job: JobRecord) -> None:

@@ -29,7 +29,8 @@ from relibra.steps.parallel_layout import ParallelLayout
 
 log = logging.getLogger(__name__)
 
-_RESTORE_WRONGLY = ("0.16.", "0.17.")
+_FAULTY_RESTORE = ("0.16.", "0.17.")
+"""Versions of megatron-core that restore two copies of the word embedding wrongly."""
 _HOMES_STAY = (
     "relibra leaves every expert of job %s at its place: checkpoints, exports and all other readers of weights are the "
     "framework's own"
@@ -161,7 +162,7 @@ def check_restores(version: str, *, num_stages: int, num_predictors: int) -> Non
     Raises:
         Unsupported: the two copies of the word embedding would come back wrong.
     """
-    if num_stages > 1 and num_predictors and version.startswith(_RESTORE_WRONGLY):
+    if num_stages > 1 and num_predictors and version.startswith(_FAULTY_RESTORE):
         raise Unsupported(
             f"megatron-core {version} restores the word embedding wrongly from a fully_reshardable checkpoint, which "
             "moved experts need, with multi-token prediction and pipeline stages; set reorder=never, which keeps the "

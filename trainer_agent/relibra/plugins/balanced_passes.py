@@ -58,11 +58,15 @@ class BalancedPasses:
         assert self._layers is not None
         return self._layers
 
-    def close(self) -> None:
-        """Take the agent out of the model, and end the calls to the planner: the engine builds another model."""
+    def close(self, *, goes_on: bool = False) -> None:
+        """Take the agent out of the model, and end the calls to the planner.
+
+        Args:
+            goes_on: whether the job goes on, because the engine builds another model. Else the training ended.
+        """
         if self.agent is not None:
             self.agent.detach()
-            self.planned.close()
+            self.planned.close(goes_on=goes_on)
             self.agent = None
 
     def begin(

@@ -31,8 +31,10 @@ log = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_S = 10.0
 _TOKEN_TIMEOUT_S = 60.0
 _POLL_INTERVAL_S = 0.05
+START_TIMEOUT_S = 900.0
+"""Far longer than a busy machine needs. Without an end, services that hang would hold up all ranks."""
 _TELL_INTERVAL_S = 15.0
-"""How often the log says that the services still start. There is no deadline: a busy machine may need minutes."""
+"""How often the log says that the services still start."""
 _LOG_TAIL_CHARS = 2000
 _NEEDS = (
     "an embedded planner needs the packages of relibra's planner extra, in the Python of the trainer, and a "
@@ -145,16 +147,18 @@ class _Services:
         """Return what the services wrote to their ready file.
 
         Raises:
-            Unavailable: they ended before.
+            Unavailable: they ended before, or hang.
         """
         self._is_started.wait()
         began_s = told_s = time.monotonic()
         while not ready_file.exists():
-            if self._process is None or self._process.poll() is not None:
+            now_s = time.monotonic()
+            if self._process is None or self._process.poll() is not None or now_s - began_s > START_TIMEOUT_S:
                 raise Unavailable(f"the embedded planner did not start: {self._reason()}; {_NEEDS}")
-            if (now_s := time.monotonic()) - told_s >= _TELL_INTERVAL_S:
+            if now_s - told_s >= _TELL_INTERVAL_S:
                 told_s = now_s
-                log.warning("the embedded planner starts since %.0f s; its log is %s", now_s - began_s, self._log_path)
+                text = "the embedded planner has been starting for %.0f s; its log is %s"
+                log.warning(text, now_s - began_s, self._log_path)
             time.sleep(_POLL_INTERVAL_S)
         self._is_ready = True
         ready: dict[str, Any] = json.loads(ready_file.read_text())
@@ -163,8 +167,12 @@ class _Services:
     def _reason(self) -> str:
         if self._process is None:
             return str(self._failure)
+        status = self._process.poll()
+        if status is None:
+            self._process.terminate()
+        state = f"not ready after {START_TIMEOUT_S:g} s" if status is None else f"exit status {status}"
         tail = self._log_path.read_text(errors="replace")[-_LOG_TAIL_CHARS:].strip()
-        return f"exit status {self._process.poll()}; its log {self._log_path} ends with:\n{tail}\n"
+        return f"{state}; its log {self._log_path} ends with:\n{tail}\n"
 
     def _run(self) -> None:
         try:

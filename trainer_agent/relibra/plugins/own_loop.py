@@ -25,7 +25,7 @@ class ObservedPasses(BalancedPasses):
         super().__init__()
         self._observer = observer
 
-    def close(self) -> None:
+    def close(self, *, goes_on: bool = False) -> None:
         """Deliver the last reports, and take the observer's hooks out of the model."""
         self._observer.close()
 

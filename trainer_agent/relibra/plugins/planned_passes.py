@@ -1,9 +1,7 @@
 """The passes of one engine on their way to the planner: all ranks act together, and training never stops for it."""
 
 import atexit
-import contextlib
 import logging
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from relibra.plugins.settings import PluginSettings
 from relibra.rollout import RolloutReporter
 from relibra.steps import RankBatch, RankSchedule, report_rank, submit_step
 from relibra.wire.client import PlannerClient
+from relibra.wire.launch_end import tell_end
 
 _AGAIN_S = 60.0
 """How long a job that is not registered trains on before it asks for the planner again."""
@@ -118,18 +117,24 @@ class PlannedPasses:
         self.is_registered = False
         self._asked_s = time.monotonic()
 
-    def close(self) -> None:
-        """End the calls to the planner, for example because the engine builds another model."""
+    def close(self, *, goes_on: bool = False) -> None:
+        """End the calls to the planner.
+
+        Args:
+            goes_on: whether the job goes on, for example because the engine builds another model.
+        """
         self._reporter.close()
-        self._tell_end()
+        if goes_on:
+            atexit.unregister(self._tell_end)
+        else:
+            self._tell_end()
         self._planner.close()
 
     def _tell_end(self) -> None:
-        """Tell the planner that the training ended, on rank 0, unless an error ends the process."""
+        """Tell the planner that the training ended, on rank 0."""
         atexit.unregister(self._tell_end)
-        if self._is_first and self.is_registered and not hasattr(sys, "last_value"):
-            with contextlib.suppress(RelibraError):
-                self._planner.end_attempt(self.settings.job)
+        if self._is_first and self.is_registered:
+            tell_end(self._planner, self.settings.job)
 
     def _report(self, pass_index: int, batch: Callable[[], RankBatch]) -> _Told:
         schedules = list[RankSchedule]()

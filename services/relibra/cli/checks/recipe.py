@@ -58,7 +58,8 @@ def judge_recipe(recipe: Recipe) -> list[Finding]:
     ]
     for doubt in judgement.warnings:
         lines = data.get("replay", ()) if doubt.setting == REPLAY else ()
-        fix = f"add {' and '.join((*lines, *needs))}, or leave it" if lines else doubt.fix
+        also = f", and use {' and '.join(needs)}" if needs else ""
+        fix = f"add {' and '.join(lines)}{also}, or leave it" if lines else doubt.fix
         findings.append(warning("recipe", said(doubt, doubt.what), fix, doubt.cost))
     if "megatron" in data:
         reason = f"{recipe.framework} runs on {data['megatron']}, which was not tested"

@@ -9,7 +9,7 @@ from relibra.store import PendingStep, Store
 SCAN_INTERVAL_S = 0.25
 """How long a step that another planner accepted or left behind may go unnoticed, with up to `_NUM_JOBS` jobs."""
 _NUM_JOBS = 100
-"""With more jobs, scans are rarer in proportion, so that they never take more than about 5 % of a core."""
+"""With more jobs, scans are rarer in proportion, so that their cost does not grow with the jobs."""
 
 
 class PendingView:

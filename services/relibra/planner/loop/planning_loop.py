@@ -127,7 +127,9 @@ class PlanningLoop:
             except Corrupt as error:
                 broken[job_id] = error
                 continue
-            if work:
+            if work is None:
+                self._view.note(job_id)  # another planner has the lease, or solved the step
+            else:
                 self._metrics.queue_wait_s.observe(self._queue.begin_turn(job_id))
                 self._solves[job_id] = asyncio.create_task(work)
         for job_id, damage in broken.items():

@@ -52,6 +52,8 @@ class Health:
         self._servicer = _VersionedServicer()
         self._is_ready: bool | None = None
         self._fault = self._weakness = ""
+        self._untold: Lost | None = None
+        """What Redis lost and pages do not know yet."""
 
     def serve_on(self, server: grpc.aio.Server) -> None:
         """Answer the health checks that reach `server`."""
@@ -79,6 +81,7 @@ class Health:
             self._metrics.redis_rewrite_fails.set(state.fails_to_rewrite)
             self._metrics.clock_offset_s.set(state.clock_offset_s)
             self._tell_of_weakness(await self._store.check_settings())
+            await self._note_loss()
             if await self._store.has_gone_back():
                 await self._tell_of_loss("its newest writes")
         except (Unavailable, Unsupported):
@@ -127,7 +130,14 @@ class Health:
     async def _tell_of_loss(self, lost: Lost) -> None:
         self._metrics.redis_losses.labels(lost).inc()
         logger.error("Redis lost %s: %s", lost, _LOSSES[lost])
-        await self._store.note_loss(lost)
+        self._untold = lost
+        await self._note_loss()
+
+    async def _note_loss(self) -> None:
+        """Keep for pages what Redis lost, once it takes the note."""
+        if self._untold is not None:
+            await self._store.note_loss(self._untold)
+            self._untold = None
 
     def _tell_of_weakness(self, weakness: str) -> None:
         self._metrics.redis_forgets.set(bool(weakness))

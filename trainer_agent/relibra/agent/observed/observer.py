@@ -1,9 +1,7 @@
 """One rank of a job that only observes: its counts become reports at the end of every step."""
 
 import atexit
-import contextlib
 import logging
-import sys
 import threading
 from collections.abc import Callable
 
@@ -18,9 +16,11 @@ from relibra.planning import Cause, ExecutionReport, Phase
 from relibra.planning.execution import sample_micro_batches
 from relibra.planning.load import narrow_counts
 from relibra.wire.client import PlannerClient
+from relibra.wire.launch_end import tell_end
 
 log = logging.getLogger(__name__)
 
+_END_TIMEOUT_S = 2.0
 _AGAIN_S = 60.0
 """How long a job that could not be registered waits before it tries again."""
 
@@ -94,12 +94,8 @@ def register(config: AgentConfig) -> Callable[[], None]:
     def end() -> None:
         atexit.unregister(end)
         is_over.set()
-        if not hasattr(sys, "last_value"):  # an error ends the process
-            with (
-                contextlib.suppress(RelibraError),
-                PlannerClient(config.planner_address, attempt=config.attempt) as own,
-            ):
-                own.end_attempt(config.job_id)
+        with PlannerClient(config.planner_address, timeout_s=_END_TIMEOUT_S, attempt=config.attempt) as own:
+            tell_end(own, config.job_id)
 
     atexit.register(end)
     if is_registered():

@@ -60,7 +60,7 @@ def balanced(engine: type[Any], beside: str = "") -> type[Any]:
                 Unsupported: the agent cannot execute the model, the optimizer or a setting of verl.
             """
             # verl builds the model anew, so the old one is given up as it is. The job goes on, and its passes count on.
-            self.passes.close()
+            self.passes.close(goes_on=True)
             forward_only = self.engine_config.forward_only
             model = "reference" if forward_only else beside
             configuration = find_configuration() or sent.received

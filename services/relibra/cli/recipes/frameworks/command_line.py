@@ -18,8 +18,10 @@ def read_command_line(draft: Draft) -> None:
     draft.name_model(model)
     values = {name: _value(name, value) for name, value in options.items() if not name.startswith("no_")}
     values |= {name: True for name in options if name.startswith("no_") and name in known_options()}
-    if framework == "swift" and options.get("recompute_granularity") == "none":
-        values["recompute_granularity"] = None
+    if framework == "swift":
+        values.pop("lora_rank", None)  # it counts with --tuner_type lora alone
+        if options.get("recompute_granularity") == "none":
+            values["recompute_granularity"] = None
     _translate(values)
     if framework == "slime" and values.get("moe_token_dispatcher_type") == "allgather":
         values["moe_token_dispatcher_type"] = "alltoall"

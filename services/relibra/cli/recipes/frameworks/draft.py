@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from relibra.cli.recipes.arguments import at_path
+from relibra.cli.recipes.arguments import at_path, parse
 from relibra.cli.recipes.launch import Launch
 from relibra.cli.recipes.plug_in import missing_lines
 from relibra.cli.recipes.recipe import Given, Recipe
@@ -163,7 +163,8 @@ class Draft:
 
     def _own(self, option: str) -> Any:
         """Return the value of the framework's own option: of a path in its configuration, or of a command line."""
-        return at_path(self.launch.merged_config, option) or self.launch.options().get(option)
+        value = self.launch.options().get(option) if option not in WRAPPER_OPTIONS else None  # which readers take
+        return at_path(self.launch.merged_config, option) or (parse(value) if isinstance(value, str) else value)
 
     def _line(self, name: str, section: str) -> str:
         if not section:
