@@ -51,7 +51,7 @@ _SCHEDULE = Schedule.round_robin(_NUM_SEQUENCES, 8, _CLUSTER)
 _NUM_AGENTS = 2
 _NUM_THREADS = 16
 _MIN_STEPS = 600
-"""So many steps are measured at least, in as many rounds as that takes."""
+"""The benchmark measures at least so many steps, in as many rounds as that takes."""
 _IDLE_S = 10.0
 _GROWING = ("planner_ms", "solver_ms", "redis_ms", "idle_percent", "scrape_ms", "overview_ms", "queue_ms", "redis_mib")
 

@@ -65,7 +65,7 @@ def decode(message: array_pb2.Array, field: str, *, kinds: str, shape: tuple[int
     if len(got) != len(shape) or any(want is not None and want != have for want, have in zip(shape, got, strict=True)):
         wanted = "[" + ", ".join("any" if want is None else str(want) for want in shape) + "]"
         raise InvalidInput.of(f"{field}.shape", expected=wanted, got=list(got))
-    # numpy refuses shapes that would be too large without their zeros.
+    # numpy refuses an empty array if the product of its other extents is too large.
     if 0 in got and math.prod(filter(None, got)) * dtype.itemsize > MAX_SIZE_BYTES:
         raise InvalidInput.of(f"{field}.shape", expected=f"at most {MAX_SIZE_BYTES} bytes", got=list(got))
     size_bytes = math.prod(got) * dtype.itemsize

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _Response = TypeVar("_Response")
 
 _END_TIMEOUT_S = 2.0
-"""A process that ends does not wait longer for a planner."""
+"""How long a process that ends waits for a planner."""
 
 
 class AttemptClient:

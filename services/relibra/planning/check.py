@@ -16,7 +16,7 @@ from relibra.planning.step_plan import Replicas, StepPlan
 
 _UNSORTED = "replicas are not sorted and unique by (row, layer, expert, rank)"
 _AT_ONCE = 1 << 13
-"""How many replicas are checked together: so few that what is computed of them stays in the processor's cache."""
+"""How many replicas are checked together: few enough that their arrays stay in the processor's cache."""
 
 
 def check_plan(plan: Plan, load_MLE: NDArray[np.integer] | None = None) -> None:

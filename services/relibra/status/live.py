@@ -32,7 +32,7 @@ _RECONNECT_MS = 2000
 _HEARD_INTERVAL_S = 5.0
 """The smallest difference between two times of one job that `heard` names."""
 _POLL_PART = 0.25
-"""The largest part of its time that the event loop works while polls run: with many jobs, polls are rarer."""
+"""The event loop spends at most this part of its time on polls; with many jobs, it polls more rarely."""
 
 
 class Live:

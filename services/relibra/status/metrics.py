@@ -71,7 +71,7 @@ async def scrape(context: Context, viewer: Viewer) -> Response:
 
 
 def _is_live(glance: JobGlance) -> bool:
-    """Return whether a job trains: it has not ended, and called within an hour. Nobody can mend what was."""
+    """Return whether a job trains: it has not ended, and it called a planner within the last hour."""
     return (
         not glance.attempt.has_finished and time.time() - (glance.attempt.heard_at or glance.attempt.began_at) < _LIVE_S
     )

@@ -20,7 +20,7 @@ _URGENCY = (
 
 
 _MAX_AT_REST = 10
-"""How many jobs that wait, and how many that ended, the overview shows if nobody asked for them."""
+"""The overview shows at most so many waiting jobs, and so many ended jobs, unless a reader asks for them."""
 
 
 class Order(StrEnum):

@@ -40,7 +40,7 @@ class Reports(StoredReports):
         nobody scheduled a step of late, the step after it is then planned from history.
 
         Returns:
-            Whether the step after it waits for a plan from history since this report.
+            Whether this report made the next step wait for a plan from history.
 
         Raises:
             StaleEpoch: the attempt of `job` is over.

@@ -136,7 +136,7 @@ class Store(Rollbacks, Sequences, Schedules, Leases, Expiry, Summaries, Notes, T
         return self._guard.num_looks <= seen
 
     async def note_loss(self, lost: str) -> None:
-        """Keep for pages what Redis lost, for a day."""
+        """Keep a note of what Redis lost for a day; pages show it."""
         note = {"lost": lost, "at": time.time()}
         await self._redis.set(LOSS, json.dumps(note), ex=_LOSS_SHOWN_S)
 

@@ -1,6 +1,6 @@
 """Bearer tokens: each has a job and a role. Redis holds only hashes; a secret is shown once, when it is created.
 
-Every call of a service shows one, and few of them may cost a round trip to Redis: `Identities` remembers all records.
+Every call of a service shows a token. `Identities` remembers all records, so few calls cost a round trip to Redis.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _PREFIX = "relibra"
 REMEMBERED_S = 2.0
 """How long a revoked token may still work in one process."""
 _REREAD_S = 0.5
-"""How often the records are read at most while tokens are shown that are not among them; a caller waits for that."""
+"""The shortest time between two reads of the records; a caller whose token they lack waits for the next read."""
 
 
 class Role(StrEnum):
@@ -101,7 +101,7 @@ class _Reading:
     began_at: float
     documents: asyncio.Task[dict[bytes, bytes]]
     valid: dict[str, TokenRecord]
-    """The tokens that were found in it."""
+    """The tokens that match a record."""
 
     def serves(self, fresh_s: float) -> bool:
         """Return whether callers should use this reading, which is so while it is under way."""
@@ -112,7 +112,7 @@ class _Reading:
 
 
 class Identities:
-    """Finds the record of a token. However many tokens nobody made are shown, Redis is asked twice a second at most.
+    """Finds the record of a token. It reads Redis twice a second at most, however many invalid tokens callers show.
 
     It holds the records of all tokens, about 300 bytes each; `relibra tokens revoke` removes those that expired.
     """

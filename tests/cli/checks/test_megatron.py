@@ -31,7 +31,7 @@ def examine_with(path: Path, module: str, source: str, monkeypatch: pytest.Monke
 def test_S9_a_machine_without_megatron_is_told_what_was_not_checked(tmp_path, monkeypatch):
     (found,) = examine_with(tmp_path, "megatron", "", monkeypatch)
     assert found.verdict is CheckResult.SKIPPED
-    assert found.reason == "megatron-core is not installed: what the agent hooks into was not looked for"
+    assert found.reason == "megatron-core is not installed: doctor did not check what the agent hooks into"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_S9_a_machine_without_megatron_is_told_what_was_not_checked(tmp_path, mo
 def test_S9_what_cannot_be_imported_is_named_and_fails(tmp_path, monkeypatch, module, source, reason):
     (found,) = examine_with(tmp_path, module, source, monkeypatch)
     assert found.verdict is CheckResult.FAILED
-    assert found.reason.startswith("megatron-core cannot be imported here, so what the agent hooks into was not looked")
+    assert found.reason.startswith("megatron-core cannot be imported here, so doctor did not check what the agent")
     assert reason in found.reason
     assert "pip install 'relibra[megatron]'" in found.fix
 
@@ -55,7 +55,7 @@ def test_S9_an_import_that_does_not_end_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(megatron, "_TIMEOUT_S", 0.5)
     (found,) = examine_with(tmp_path, "megatron.core", "import time; time.sleep(60)", monkeypatch)
     assert found.verdict is CheckResult.WARNING
-    assert "not imported within 0.5 s: what the agent hooks into was not looked for" in found.reason
+    assert "not imported within 0.5 s: doctor did not check what the agent hooks into" in found.reason
 
 
 def test_every_missing_hook_is_a_finding(tmp_path, monkeypatch):

@@ -32,9 +32,9 @@ _CONNECT_TIMEOUT_S = 10.0
 _TOKEN_TIMEOUT_S = 60.0
 _POLL_INTERVAL_S = 0.05
 START_TIMEOUT_S = 900.0
-"""Far longer than a busy machine needs. Without an end, services that hang would hold up all ranks."""
+"""Far longer than a busy machine needs. Without this limit, services that hang would hold up all ranks."""
 _TELL_INTERVAL_S = 15.0
-"""How often the log says that the services still start."""
+"""How often the log says that the services are still starting."""
 _LOG_TAIL_CHARS = 2000
 _NEEDS = (
     "an embedded planner needs the packages of relibra's planner extra, in the Python of the trainer, and a "
@@ -147,7 +147,7 @@ class _Services:
         """Return what the services wrote to their ready file.
 
         Raises:
-            Unavailable: they ended before, or hang.
+            Unavailable: they ended before they were ready, or hang.
         """
         self._is_started.wait()
         began_s = told_s = time.monotonic()

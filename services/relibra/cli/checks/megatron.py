@@ -12,7 +12,7 @@ from relibra.cli.checks.finding import Finding, failed, ok, skipped, warning
 _SUBJECT = "megatron"
 _TIMEOUT_S = 120.0
 """Far longer than torch and megatron-core take to be imported, also from a slow file system."""
-_UNLOOKED = "what the agent hooks into was not looked for"
+_UNLOOKED = "doctor did not check what the agent hooks into"
 
 
 def examine() -> list[Finding]:

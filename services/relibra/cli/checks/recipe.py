@@ -40,7 +40,7 @@ def judge_recipe(recipe: Recipe) -> list[Finding]:
     values = {name: setting.value for name, setting in recipe.settings.items()}
     judged_as = {"megatron_core": recipe.megatron_core, "framework": recipe.framework}
     judgement = judge(values, **judged_as)
-    # What replay alone would be refused for is said now, and not after the recipe was changed.
+    # Say now what the agent refuses only with replay, and not after somebody changed the recipe.
     refused = {refusal.reason for refusal in judgement.refusals}
     replaying = judge(values | {REPLAY: True}, **judged_as).refusals
     needs = [refusal.alternative for refusal in replaying if refusal.reason not in refused]

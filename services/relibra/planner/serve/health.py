@@ -134,7 +134,7 @@ class Health:
         await self._note_loss()
 
     async def _note_loss(self) -> None:
-        """Keep for pages what Redis lost, once it takes the note."""
+        """Write a note of what Redis lost as soon as Redis takes it; pages show the note."""
         if self._untold is not None:
             await self._store.note_loss(self._untold)
             self._untold = None

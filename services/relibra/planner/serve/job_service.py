@@ -65,7 +65,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         """Note that the training of the caller's attempt ended."""
         job_id, epoch = check_job_id(request.job_id), check_epoch(request.epoch)
         await self._store.end_attempt(job_id, epoch)
-        logger.info("job %s ended, by its own word", job_id, extra={"job": job_id, "epoch": epoch})
+        logger.info("job %s said that its training ended", job_id, extra={"job": job_id, "epoch": epoch})
         return job_pb2.EndAttemptResponse()
 
     async def Rollback(self, request: job_pb2.RollbackRequest, context: Any) -> job_pb2.RollbackResponse:

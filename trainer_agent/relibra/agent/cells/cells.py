@@ -211,7 +211,7 @@ def fill_redundant_slots(
     num_slots = home_LP.shape[1] // cluster.num_ranks
     first_L = np.arange(num_layers) * home_LP.shape[1] + num_slots - cluster.redundant_slots
     end = 0
-    # What is computed of one micro-batch stays in the processor's cache.
+    # One micro-batch at a time, so that its arrays stay in the processor's cache.
     for slot_expert_X, count_L in zip(slot_expert_MX, replicas.count_ML, strict=True):
         begin, end = end, end + int(count_L.sum(dtype=np.int64))
         slot_expert_X[:] = home_LP.ravel()
