@@ -94,6 +94,19 @@ def test_a_planner_that_does_not_start_is_refused_by_name(monkeypatch: pytest.Mo
         embedded.start("broken", is_local=True)
 
 
+def test_a_planner_that_hangs_while_it_starts_is_ended_and_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program, pid_file = tmp_path / "hangs", tmp_path / "pid"
+    program.write_text(f"#!/bin/sh\ntrap '' TERM\necho $$ > {pid_file}\nwhile :; do sleep 0.1; done\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(embedded, "START_TIMEOUT_S", 0.5)
+    with pytest.raises(Unavailable, match=r"did not start: not ready after 0\.5 s; its log"):
+        embedded.start("hangs", is_local=True)
+    eventually(lambda: pid_file.exists() and not is_alive(int(pid_file.read_text())))
+
+
 def test_S1_whatever_keeps_the_planner_from_starting_is_raised_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = ThreadRanks(2)
     monkeypatch.setattr(embedded, "dist", ranks)

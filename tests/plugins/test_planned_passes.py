@@ -147,3 +147,12 @@ def test_S9_an_error_that_ends_the_process_tells_of_no_end(job: Job, monkeypatch
     monkeypatch.setattr(sys, "last_value", RuntimeError("out of memory"), raising=False)
     job.passes[0].close()
     job.end.assert_not_called()
+
+
+def test_S9_a_close_that_an_error_brings_tells_of_no_end(job: Job) -> None:
+    try:
+        raise RuntimeError("out of memory")
+    except RuntimeError:
+        job.passes[0].close()
+    assert job.passes[0]._planner.close.called
+    job.end.assert_not_called()

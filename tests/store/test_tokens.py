@@ -1,5 +1,7 @@
 import asyncio
 import json
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -51,6 +53,27 @@ def test_S6_a_token_that_was_just_made_is_found_and_unknown_ones_cost_one_read(
     for _ in range(10):
         run(identities.identify(token))
     assert len(reads) == num_reads, "a known token asks nothing"
+
+
+def test_S6_a_token_works_for_two_seconds_after_it_is_revoked_and_for_none_after_it_expires(
+    store: Store, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = SimpleNamespace(monotonic_s=time.monotonic(), time_s=time.time())
+    clock = SimpleNamespace(monotonic=lambda: now.monotonic_s, time=lambda: now.time_s)
+    monkeypatch.setattr("relibra.store.tokens.time", clock)
+    identities = Identities(store)
+    record, token = run(store.create_token("job", Role.TRAINER))
+    _, short = run(store.create_token("job", Role.TRAINER, lifetime_s=1.0))
+    assert run(identities.identify(token)) == record
+    run(identities.identify(short))
+    run(store.revoke_token(record.token_id))
+    now.monotonic_s, now.time_s = now.monotonic_s + 1.5, now.time_s + 1.5
+    assert run(identities.identify(token)) == record
+    with pytest.raises(Unauthenticated):
+        run(identities.identify(short))
+    now.monotonic_s += 0.6
+    with pytest.raises(Unauthenticated):
+        run(identities.identify(token))
 
 
 def test_S6_redis_holds_no_secret(store: Store, run: Loop) -> None:

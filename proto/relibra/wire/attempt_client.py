@@ -118,7 +118,7 @@ class AttemptClient:
             StaleEpoch: the attempt of this client is over.
         """
         request = job_pb2.EndAttemptRequest(job_id=job_id, epoch=self._epoch(job_id))
-        self._call(self._jobs.EndAttempt, request, _END_TIMEOUT_S)
+        self._call_in_attempt(job_id, self._jobs.EndAttempt, request, _END_TIMEOUT_S)
 
     def rollback(self, job_id: str, step: int) -> int:
         """Go back to `step` without a restart; return the epoch of the attempt that begins with it.
@@ -149,7 +149,8 @@ class AttemptClient:
         request: plan_pb2.SubmitScheduleRequest
         | plan_pb2.ClaimSequencesRequest
         | plan_pb2.PackRequest
-        | plan_pb2.FetchPlanRequest,
+        | plan_pb2.FetchPlanRequest
+        | job_pb2.EndAttemptRequest,
         timeout_s: float | None = None,
     ) -> _Response:
         """Make a call that belongs to the attempt of this client.

@@ -8,10 +8,11 @@ from relibra.wire.client import PlannerClient
 
 
 def tell_end(planner: PlannerClient, job_id: str) -> None:
-    """Tell the planner that the training of this launch ended, unless an error that nobody caught ends the process.
+    """Tell the planner that the training of this launch ended, unless the caller handles an error or died of one.
 
     A planner that does not answer costs a few seconds at most.
     """
-    if not hasattr(sys, "last_value"):
+    # In `finally` and `__exit__` the error is under way, and `last_value` comes later.
+    if sys.exc_info()[1] is None and not hasattr(sys, "last_value"):
         with contextlib.suppress(RelibraError):
             planner.end_attempt(job_id)

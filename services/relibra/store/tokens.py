@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 ALL_JOBS = "*"
 _PREFIX = "relibra"
+_RETRY_S = 0.05
 REMEMBERED_S = 2.0
 """How long a revoked token may still work in one process."""
 _REREAD_S = 0.5
@@ -108,13 +109,14 @@ class _Reading:
         if not self.documents.done():
             return True
         age_s = time.monotonic() - self.began_at
-        return age_s < (min(fresh_s, _REREAD_S) if self.documents.exception() else fresh_s)
+        return age_s < (min(fresh_s, _RETRY_S) if self.documents.exception() else fresh_s)
 
 
 class Identities:
     """Finds the record of a token. It reads Redis twice a second at most, however many invalid tokens callers show.
 
-    It holds the records of all tokens, about 300 bytes each; `relibra tokens revoke` removes those that expired.
+    It holds the records of all tokens, about 300 bytes each. Expired tokens stay until somebody revokes them. After a
+    read that failed, the next one comes after `_RETRY_S`.
     """
 
     def __init__(self, tokens: Tokens) -> None:

@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2
 from redis import Redis, RedisError
 
 from harness.services import Loop, eventually
+from relibra.errors import Unavailable
 from relibra.planner.metrics import Metrics
 from relibra.planner.serve import health as health_module
 from relibra.planner.serve.health import Health
@@ -248,3 +249,27 @@ def test_L2_a_server_that_does_not_tell_its_configuration_keeps_no_planner_from_
         following.cancel()
 
     run(scenario())
+
+
+def test_L3_a_loss_that_redis_did_not_note_at_once_is_noted_later(
+    store: Store, run: Loop, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(store.check())
+    health, note_loss, refusals = Health(store, Metrics(), []), store.note_loss, [Unavailable("Redis loads its file")]
+
+    async def note(lost: str) -> None:
+        if refusals:
+            raise refusals.pop()
+        await note_loss(lost)
+
+    monkeypatch.setattr(store, "note_loss", note)
+    run(health.look_at_settings())
+    with Redis.from_url(redis_url) as redis:
+        redis.decrby("relibra:looks", 5)
+    run(health.look_at_settings())
+    assert not refusals
+    assert run(store.last_loss()) is None
+    run(health.look_at_settings())
+    loss = run(store.last_loss())
+    assert loss is not None
+    assert loss[0] == "its newest writes"

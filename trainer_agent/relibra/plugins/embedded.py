@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_S = 10.0
 _TOKEN_TIMEOUT_S = 60.0
 _POLL_INTERVAL_S = 0.05
-START_TIMEOUT_S = 900.0
-"""Far longer than a busy machine needs. Without this limit, services that hang would hold up all ranks."""
+START_TIMEOUT_S = 300.0
+"""Longer than a busy machine needs, and less than the 600 s after which NCCL would end the ranks that wait."""
 _TELL_INTERVAL_S = 15.0
 """How often the log says that the services are still starting."""
 _LOG_TAIL_CHARS = 2000
@@ -169,7 +169,7 @@ class _Services:
             return str(self._failure)
         status = self._process.poll()
         if status is None:
-            self._process.terminate()
+            self._process.kill()  # its children end with it
         state = f"not ready after {START_TIMEOUT_S:g} s" if status is None else f"exit status {status}"
         tail = self._log_path.read_text(errors="replace")[-_LOG_TAIL_CHARS:].strip()
         return f"{state}; its log {self._log_path} ends with:\n{tail}\n"

@@ -29,7 +29,7 @@ def examine() -> list[Finding]:
             warning(_SUBJECT, reason, f"see where it waits: {sys.executable} -X importtime -c 'import megatron.core'")
         ]
     if ended.returncode == 0:
-        return judge(json.loads(next(line for line in ended.stdout.splitlines() if line.startswith("{"))))
+        return judge(json.loads(next(line for line in reversed(ended.stdout.splitlines()) if line.startswith("{"))))
     reason = (ended.stderr.strip().splitlines() or [f"the process ended with status {ended.returncode}"])[-1]
     if re.search(r"No module named 'megatron(\.core)?'$", reason):
         return [skipped(_SUBJECT, f"megatron-core is not installed: {_UNLOOKED}")]

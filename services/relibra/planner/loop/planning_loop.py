@@ -99,15 +99,17 @@ class PlanningLoop:
         """Plan pending steps until stopped."""
         while not self._is_stopping:
             self._news.clear()
+            pause_s = SCAN_INTERVAL_S  # after an error too
             try:
                 await self._start_solves()
+                pause_s = self._view.wait_s or pause_s
             except Unavailable as error:
                 logger.warning("planning waits: %s", error)
             except Corrupt as error:
                 self._broken.note(str(error), "", f"nothing is planned: {error}", logging.ERROR)
             except Exception:
                 logger.exception("looking for pending steps failed")
-            await wait_until_set(self._news, self._view.wait_s or SCAN_INTERVAL_S)
+            await wait_until_set(self._news, pause_s)
         await asyncio.gather(*self._solves.values())
         await self._expiry.settle()
 

@@ -135,9 +135,10 @@ class Health:
 
     async def _note_loss(self) -> None:
         """Write a note of what Redis lost as soon as Redis takes it; pages show the note."""
-        if self._untold is not None:
-            await self._store.note_loss(self._untold)
-            self._untold = None
+        if (lost := self._untold) is not None:
+            await self._store.note_loss(lost)
+            if self._untold == lost:  # or the other task saw another loss meanwhile
+                self._untold = None
 
     def _tell_of_weakness(self, weakness: str) -> None:
         self._metrics.redis_forgets.set(bool(weakness))
