@@ -32,16 +32,32 @@ class Cluster(_message.Message):
     def __init__(self, num_nodes: _Optional[int] = ..., gpus_per_node: _Optional[int] = ..., redundant_slots: _Optional[int] = ..., num_ep_groups: _Optional[int] = ...) -> None: ...
 
 class PlanParams(_message.Message):
-    __slots__ = ("seed", "min_tokens_per_replica", "cost", "homes_stay")
+    __slots__ = ("seed", "min_tokens_per_replica", "cost", "homes_stay", "memory")
     SEED_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_PER_REPLICA_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
     HOMES_STAY_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     seed: int
     min_tokens_per_replica: int
     cost: CostModel
     homes_stay: bool
-    def __init__(self, seed: _Optional[int] = ..., min_tokens_per_replica: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ..., homes_stay: bool = ...) -> None: ...
+    memory: ActivationMemory
+    def __init__(self, seed: _Optional[int] = ..., min_tokens_per_replica: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ..., homes_stay: bool = ..., memory: _Optional[_Union[ActivationMemory, _Mapping]] = ...) -> None: ...
+
+class ActivationMemory(_message.Message):
+    __slots__ = ("kept_bytes", "working_bytes", "num_stages", "chunk_layers", "budget_bytes")
+    KEPT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WORKING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_STAGES_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    kept_bytes: int
+    working_bytes: int
+    num_stages: int
+    chunk_layers: _containers.RepeatedScalarFieldContainer[int]
+    budget_bytes: int
+    def __init__(self, kept_bytes: _Optional[int] = ..., working_bytes: _Optional[int] = ..., num_stages: _Optional[int] = ..., chunk_layers: _Optional[_Iterable[int]] = ..., budget_bytes: _Optional[int] = ...) -> None: ...
 
 class CostModel(_message.Message):
     __slots__ = ("expert_tokens", "expert_us", "token_size_bytes", "intra_node_bytes_per_us", "inter_node_bytes_per_us", "hidden_transfer_share", "host_us", "sends_once_per_node")

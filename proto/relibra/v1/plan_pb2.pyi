@@ -130,7 +130,7 @@ class FetchPlanResponse(_message.Message):
     def __init__(self, plan: _Optional[_Union[StepPlan, _Mapping]] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("id", "step", "digest", "home_rank", "num_micro_batches", "reason", "replica_count", "replica_expert", "replica_rank", "level", "expected_gain")
+    __slots__ = ("id", "step", "digest", "home_rank", "num_micro_batches", "reason", "replica_count", "replica_expert", "replica_rank", "level", "expected_gain", "excess")
     ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +142,7 @@ class StepPlan(_message.Message):
     REPLICA_RANK_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_GAIN_FIELD_NUMBER: _ClassVar[int]
+    EXCESS_FIELD_NUMBER: _ClassVar[int]
     id: PlanId
     step: int
     digest: bytes
@@ -153,4 +154,5 @@ class StepPlan(_message.Message):
     replica_rank: _array_pb2.Array
     level: Level
     expected_gain: float
-    def __init__(self, id: _Optional[_Union[PlanId, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[bytes] = ..., home_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., num_micro_batches: _Optional[int] = ..., reason: _Optional[str] = ..., replica_count: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_expert: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., level: _Optional[_Union[Level, str]] = ..., expected_gain: _Optional[float] = ...) -> None: ...
+    excess: str
+    def __init__(self, id: _Optional[_Union[PlanId, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[bytes] = ..., home_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., num_micro_batches: _Optional[int] = ..., reason: _Optional[str] = ..., replica_count: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_expert: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., replica_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., level: _Optional[_Union[Level, str]] = ..., expected_gain: _Optional[float] = ..., excess: _Optional[str] = ...) -> None: ...

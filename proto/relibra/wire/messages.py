@@ -25,6 +25,7 @@ from relibra.planning import (
 from relibra.planning.execution import MAX_SAMPLED
 from relibra.planning.launch import Launch
 from relibra.planning.load import narrow_counts
+from relibra.planning.memory import NOT_KNOWN, ActivationMemory
 from relibra.planning.plan import Level
 from relibra.v1 import execution_pb2, job_pb2, plan_pb2
 from relibra.wire import array
@@ -51,6 +52,7 @@ def encode_registration(
             min_tokens_per_replica=params.min_tokens_per_replica,
             cost=None if params.cost is None else job_pb2.CostModel(**asdict(params.cost)),
             homes_stay=params.homes_stay,
+            memory=job_pb2.ActivationMemory(**asdict(params.memory)),
         ),
         known_epoch=known_epoch,
         token=launch.token,
@@ -117,8 +119,20 @@ def decode_registration(
         min_tokens_per_replica=request.params.min_tokens_per_replica,
         cost=_read(CostModel, cost) if request.params.HasField("cost") else None,
         homes_stay=request.params.homes_stay,
+        memory=_read_memory(request.params.memory, model),
     )
     return job_id, model, cluster, params
+
+
+def _read_memory(message: job_pb2.ActivationMemory, model: Model) -> ActivationMemory:
+    """Read what activations take; a message without stages is none.
+
+    Raises:
+        InvalidInput: a field is out of range, or the chunks do not have the layers of the model.
+    """
+    memory = _read(ActivationMemory, message) if message.num_stages else NOT_KNOWN
+    memory.layers_of(0, model.num_layers)
+    return memory
 
 
 def _read(kind: type[T], message: Message) -> T:
@@ -227,6 +241,7 @@ def decode_step_plan(message: plan_pb2.StepPlan, model: Model) -> StepPlan:
         reason=message.reason,
         level=decode_level(message.level),
         expected_gain=message.expected_gain,
+        excess=message.excess,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from relibra.errors import InvalidInput
 from relibra.planning.cost import BF16_BYTES
 from relibra.planning.job import Model
+from relibra.planning.memory import ActivationMemory, copy_bytes
 from relibra.routing.config_numbers import number
 from relibra.routing.model_config import EXPERT_WIDTHS, STATE_BYTES_PER_PARAMETER, layers_of_config
 
@@ -46,6 +47,15 @@ class ModelShape:
     def slot_size_bytes(self) -> int:
         """The bytes of a redundant slot: bf16 weights and fp32 gradients."""
         return 3 * self.expert_weight_size_bytes
+
+    def activation_memory(self, recomputed: str = "") -> ActivationMemory:
+        """Return what a token copy of bf16 training takes, without a pipeline.
+
+        Args:
+            recomputed: what is computed again in the backward: `moe`, `moe_act` or nothing.
+        """
+        kept_bytes, working_bytes = copy_bytes(self.hidden_size, self.expert_ffn_size, recomputed=(recomputed,))
+        return ActivationMemory(kept_bytes=kept_bytes, working_bytes=working_bytes)
 
     def model(self) -> Model:
         """Return the model as planning knows it."""

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from relibra.planning.job import Cluster
 from relibra.planning.load import imbalance, overload_factor
+from relibra.planning.memory import NOT_KNOWN, ActivationMemory
+from relibra.planning.realised_loads import RealisedLoads
 from relibra.planning.step_plan import PlanId
 
 _MAX_REASONS = 3
@@ -152,6 +154,12 @@ class PhaseSummary(PhaseFigures):
     `sample_micro_batches`; None where `imbalance` is."""
     overload_plain: float | None = None
     """How many times the mean load of ranks the hottest rank would then have had, in the cell where that is most."""
+    overload: float | None = None
+    """How many times it had that load, in the cell of all where that is most: `Peak.overload`."""
+    cum_overload: float | None = None
+    """`Peak.cum_overload`; None but in the update phase."""
+    peak_bytes: int | None = None
+    """`Peak.size_bytes`; None but in the update phase, and where the bytes of a token copy are not known."""
     num_token_copies: int | None
     """Token copies that all ranks computed; None where a report is missing."""
 
@@ -177,14 +185,17 @@ class Execution(PhaseSummary):
 class ExecutionSums:
     """The sum over the reports of one step, which takes them one by one and keeps none of their loads."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, memory: ActivationMemory = NOT_KNOWN) -> None:
+        self._cluster, self._memory = cluster, memory
         self._phases: dict[Phase, _PhaseSum] = {}
 
     def add(self, reports: Iterable[ExecutionReport]) -> None:
         """Add reports, in any order; a second report of a rank and phase must not come."""
         for report in reports:
-            self._phases.setdefault(report.phase, _PhaseSum(self._cluster)).add(report)
+            if report.phase not in self._phases:
+                loads = RealisedLoads(self._cluster, self._memory, is_kept=report.phase is Phase.UPDATE)
+                self._phases[report.phase] = _PhaseSum(self._cluster, loads)
+            self._phases[report.phase].add(report)
 
     def executions(self) -> list[Execution]:
         """Return one `Execution` per phase with reports, in the order in which phases happen."""
@@ -212,8 +223,8 @@ def _in_order(causes: Counter[Cause]) -> dict[Cause, int]:
 class _PhaseSum:
     """The sum of one phase so far."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, loads: RealisedLoads) -> None:
+        self._cluster, self._loads = cluster, loads
         self._reported: set[tuple[int, int]] = set()
         self._num_applied = 0
         self._applied: PlanId | None = None
@@ -223,11 +234,8 @@ class _PhaseSum:
         self._reasons: dict[str, tuple[int, int]] = {}
         self._rank_tokens = [0] * cluster.num_ranks
         self._rank_reports = [0] * cluster.num_ranks
-        self._slowest_ML: dict[int, NDArray[np.int64]] = {}
-        """For each EP group, the largest load of a rank in each cell."""
         self._expert_load_NLE: dict[int, NDArray[np.int64]] = {}
         """For each EP group, the load of every expert in a few micro-batches."""
-        self._has_one_shape = True
         self._figures = PhaseFigures(num_processes=0)
 
     def add(self, report: ExecutionReport) -> None:
@@ -251,27 +259,21 @@ class _PhaseSum:
             del self._reasons[max(self._reasons, key=self._reasons.__getitem__)]
 
     def _add_load(self, report: ExecutionReport) -> None:
-        load_ML, slowest_ML = report.realised_load_ML, self._slowest_ML.get(report.ep_group)
-        if slowest_ML is None:
-            self._slowest_ML[report.ep_group] = load_ML.copy()
-            self._expert_load_NLE[report.ep_group] = report.expert_load_NLE.astype(np.int64)
-        elif slowest_ML.shape != load_ML.shape:
-            self._has_one_shape = False
-        else:
-            np.maximum(slowest_ML, load_ML, out=slowest_ML)
-            known_NLE = self._expert_load_NLE[report.ep_group]
-            if known_NLE.shape == report.expert_load_NLE.shape:
-                known_NLE += report.expert_load_NLE
+        self._loads.add(report.ep_group, report.realised_load_ML)
+        known_NLE = self._expert_load_NLE.setdefault(report.ep_group, np.zeros(report.expert_load_NLE.shape, np.int64))
+        if known_NLE.shape == report.expert_load_NLE.shape:
+            known_NLE += report.expert_load_NLE
 
     def execution(self, phase: Phase) -> Execution:
         cluster = self._cluster
         everyone = _everyone(cluster.num_ep_groups, cluster.num_ranks)
         missing = tuple(rank for rank in everyone if rank not in self._reported)
-        is_complete = not missing and self._has_one_shape
+        is_complete = not missing and self._loads.has_one_shape
         plain_NLR = self._plain_NLR() if is_complete else None
         plain = None if plain_NLR is None else imbalance(plain_NLR)
         # Ranks that only observe do not see whose tokens come to them.
         is_observed = Cause.OBSERVING in self._intended
+        loads = self._loads if is_complete and not is_observed else None
         return Execution(
             phase=phase,
             num_expected=len(everyone),
@@ -283,9 +285,12 @@ class _PhaseSum:
             applied=self._applied,
             fallbacks=_in_order(self._causes),
             reasons=tuple(sorted(self._reasons, key=self._reasons.__getitem__)),
-            imbalance=plain if is_observed else self._imbalance() if is_complete else None,
+            imbalance=plain if is_observed else loads.imbalance if loads else None,
             imbalance_plain=plain,
             overload_plain=None if plain_NLR is None else overload_factor(plain_NLR),
+            overload=loads.overload if loads else None,
+            cum_overload=loads.cum_overload if loads else None,
+            peak_bytes=loads.peak_bytes if loads else None,
             rank_tokens=tuple(
                 tokens if number == cluster.num_ep_groups and not is_observed else None
                 for tokens, number in zip(self._rank_tokens, self._rank_reports, strict=True)
@@ -293,11 +298,6 @@ class _PhaseSum:
             num_token_copies=None if missing else sum(self._rank_tokens),
             **self._figures.figures(),
         )
-
-    def _imbalance(self) -> float:
-        """Return the realised imbalance as `planning.load.imbalance` defines it."""
-        slowest, total = sum(int(slowest_M.sum()) for slowest_M in self._slowest_ML.values()), sum(self._rank_tokens)
-        return slowest * self._cluster.num_ranks / total if total else 1.0
 
     def _plain_NLR(self) -> NDArray[np.int64] | None:
         """Return the loads of ranks without relibra, in the sampled micro-batches of all EP groups; None for none."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
 from relibra.planning.cost import CostModel
+from relibra.planning.memory import NOT_KNOWN, ActivationMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +108,14 @@ class PlanParams:
     H100-class nodes, limits their effect, and gives traffic between nodes no price."""
     homes_stay: bool = False
     """Whether every expert has its home of plain expert parallelism in every plan, so that plans only make replicas."""
+    memory: ActivationMemory = NOT_KNOWN
+    """What the activations of experts take, and the budget that ranks must keep."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.cost, Mapping):  # JSON gives a mapping
+        if isinstance(self.cost, Mapping):  # JSON gives mappings
             object.__setattr__(self, "cost", CostModel.from_dict(self.cost))
+        if isinstance(self.memory, Mapping):
+            object.__setattr__(self, "memory", ActivationMemory(**self.memory))
         for field in ("seed", "min_tokens_per_replica"):
             if getattr(self, field) < 0:
                 raise InvalidInput.of(f"params.{field}", expected="at least 0", got=getattr(self, field))

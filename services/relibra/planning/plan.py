@@ -8,6 +8,7 @@ M rows, L layers, E experts, R EP ranks, Y replicas, Q quotas.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import home_loads
+from relibra.planning.peak import StepMemory
 from relibra.planning.schedule import Schedule
 
 
@@ -71,9 +73,13 @@ class Prediction:
     """No plan with this placement and these slots takes less time."""
     time_floor_us: float | None = None
     """No plan of any placement takes less time."""
+    memory: StepMemory | None = None
+    """The hottest rank, without relibra and under the plan."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "level", Level(self.level))  # JSON gives text
+        if isinstance(self.memory, Mapping):
+            object.__setattr__(self, "memory", StepMemory(**self.memory))
         # Stored plans have 0 for an unknown size. Shown as 0 B, it would say that moving experts is free (S9).
         if self.num_moved_experts and not self.reorder_size_bytes:
             object.__setattr__(self, "reorder_size_bytes", None)
@@ -84,6 +90,11 @@ class Prediction:
     def expected_gain(self) -> float:
         """The time that experts save over plain expert parallelism, as a part of their time under the plan."""
         return max(0.0, self.imbalance_before / self.imbalance_after - 1)
+
+    @property
+    def excess(self) -> str:
+        """`StepMemory.excess`."""
+        return "" if self.memory is None else self.memory.excess
 
     def to_dict(self) -> dict[str, object]:
         """Return the numbers as stored plans have them.

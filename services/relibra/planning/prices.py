@@ -95,6 +95,10 @@ class Hysteresis:
         return tokens - proposed - needed
 
 
+FREE_MOVES = Hysteresis(least=0.0, most=0.0)
+"""The hysteresis where moves cost nothing."""
+
+
 def price_replicas(params: PlanParams, load_MLE: NDArray[np.int64], model: Model, cluster: Cluster) -> ReplicaPrice:
     """Return what replicas cost by the cost model, where sizes are known.
 

@@ -4,6 +4,7 @@ M rows, L layers, E experts, R EP ranks.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +16,14 @@ from relibra.planning.bounds.time import modelled_time
 from relibra.planning.check import check_placement
 from relibra.planning.expected.replicas import foresee_layer
 from relibra.planning.job import Cluster, Model, PlanParams
-from relibra.planning.load import StepLoad, imbalance
+from relibra.planning.load import StepLoad, home_loads, imbalance
+from relibra.planning.memory import ActivationMemory
+from relibra.planning.peak import StepMemory, find_peak
 from relibra.planning.placement.reorder import reorder
 from relibra.planning.plan import Level, Plan, replicated_loads
-from relibra.planning.prices import ReplicaPrice, price_moves, price_replicas
+from relibra.planning.prices import FREE_MOVES, ReplicaPrice, price_moves, price_replicas
 from relibra.planning.replicas.layer_replicas import KnownReplicas
-from relibra.planning.replicas.replicate import in_all_rows, replicate
+from relibra.planning.replicas.replicate import FREE, in_all_rows, replicate
 from relibra.planning.schedule import Packing, Schedule
 from relibra.planning.split import split_step
 from relibra.planning.summary import predict, sentence
@@ -66,6 +69,36 @@ def solve(
         InvalidPlan: `previous_home_LE` is not a placement.
     """
     asked = params or PlanParams()
+    solve_once = partial(
+        _solve, load, schedule, model, cluster, asked, previous_home_LE, packing, num_threads, level, seen
+    )
+    plan = solve_once(move_bytes_per_us)
+    if plan.prediction.excess:
+        # A step that fails costs more than any copy or move.
+        plan = min(plan, solve_once(move_bytes_per_us, is_free=True), key=_peak_bytes)
+    return plan
+
+
+def _peak_bytes(plan: Plan) -> int:
+    return 0 if plan.prediction.memory is None else plan.prediction.memory.after.size_bytes or 0
+
+
+def _solve(
+    load: StepLoad,
+    schedule: Schedule,
+    model: Model,
+    cluster: Cluster,
+    asked: PlanParams,
+    previous_home_LE: NDArray[np.integer] | None,
+    packing: Packing | None,
+    num_threads: int,
+    level: Level,
+    seen: StepLoad | None,
+    move_bytes_per_us: float | None,
+    *,
+    is_free: bool = False,
+) -> Plan:
+    """Plan a step as `solve` does; if `is_free`, as if copies, moves and dispatch had no price."""
     params = asked.counting_copies(model, cluster)
     identity_LE = cluster.identity_placement(model)
     _check_inputs(load, schedule, model, cluster)
@@ -78,9 +111,10 @@ def solve(
     start_LE = previous_LE if packing is None else packing.home_LE
     is_foreseen = level < Level.MICRO_BATCHES
     chosen_for = load if seen is None or not is_foreseen else seen
-    price = price_replicas(params, chosen_for.load_MLE, model, cluster)
-    hysteresis = price_moves(params, model, cluster, move_bytes_per_us)
-    traffic, known = Traffic.of(chosen_for, cluster, params), KnownReplicas()
+    price = FREE if is_free else price_replicas(params, chosen_for.load_MLE, model, cluster)
+    hysteresis = FREE_MOVES if is_free else price_moves(params, model, cluster, move_bytes_per_us)
+    traffic = None if is_free else Traffic.of(chosen_for, cluster, params)
+    known = KnownReplicas()
     home_LE, why_reordered = identity_LE, "homes stay, as the job asks"
     if not params.homes_stay:
         home_LE, why_reordered = reorder(
@@ -97,17 +131,20 @@ def solve(
         )
         if params.cost is not None and move_bytes_per_us is not None:
             why_reordered += f", at the {move_bytes_per_us / 1e3:.3g} GB/s per rank of earlier reorders"
+    if is_free:
+        why_reordered = f"whatever it costs, because a rank would be over its memory budget: {why_reordered}"
     if packing is not None:
         why_reordered = f"sequences are packed for a placement that moves {(home_LE != previous_LE).sum()} experts"
     choose = foresee_layer if is_foreseen else None
     index_Y4, why_replicated = replicate(
         chosen_for.load_MLE, home_LE, cluster, price, num_threads, choose, traffic, known
     )
-    imbalance_known = None
+    imbalance_known = seen_NLR = None
     if is_foreseen:
         imbalance_known = _imbalance_known(chosen_for, home_LE, cluster, price, num_threads, traffic)
+        seen_NLR = _rank_loads(chosen_for.load_MLE, home_LE, index_Y4, cluster)
         index_Y4 = in_all_rows(index_Y4, load.num_rows)
-    traffic = traffic if chosen_for is load else Traffic.of(load, cluster, params)
+    traffic = traffic if chosen_for is load and not is_free else Traffic.of(load, cluster, params)
     crossing_MLE = np.zeros_like(load_MLE) if traffic is None else traffic.crossing_MLE(home_LE)
     while True:
         tokens_Y, crossing_Y = split_step(
@@ -117,19 +154,29 @@ def solve(
             break
         index_Y4 = index_Y4[tokens_Y > 0]  # this load has no use for the others, and no other load will come
     bound_ML, floor_L = lower_bound_ML(load_MLE, home_LE, cluster), step_bound_L(load_MLE, cluster)
-    prediction = predict(
-        load_MLE,
-        home_LE,
-        previous_LE,
-        index_Y4,
-        tokens_Y,
-        bound_ML,
-        floor_L,
-        model,
-        cluster,
-        level,
+    planned_MLR = replicated_loads(load_MLE, home_LE, index_Y4, tokens_Y, cluster.num_ranks)
+    identity_MLR = home_loads(load_MLE, identity_LE, cluster.num_ranks)
+    prediction = replace(
+        predict(
+            planned_MLR,
+            identity_MLR,
+            bound_ML,
+            floor_L,
+            model,
+            cluster,
+            num_moved=int((home_LE != previous_LE).sum()),
+            num_replicas=len(index_Y4),
+            level=level,
+        ),
+        imbalance_known=imbalance_known,
+        memory=_memory(
+            identity_MLR if seen_NLR is None else home_loads(chosen_for.load_MLE, identity_LE, cluster.num_ranks),
+            planned_MLR if seen_NLR is None else seen_NLR,
+            load.num_rows,
+            params.memory,
+            cluster,
+        ),
     )
-    prediction = replace(prediction, imbalance_known=imbalance_known)
     if traffic is not None and params.cost is not None:
         time = modelled_time(
             load_MLE,
@@ -174,9 +221,31 @@ def _imbalance_known(
 ) -> float:
     """Return the imbalance of micro-batches under replicas that are chosen for each one of them."""
     index_Y4, _ = replicate(seen.load_MLE, home_LE, cluster, price, num_threads, traffic=traffic)
-    crossing_MLE = np.zeros_like(seen.load_MLE) if traffic is None else traffic.crossing_MLE(home_LE)
-    tokens_Y, _ = split_step(seen.load_MLE, crossing_MLE, home_LE, index_Y4, cluster.gpus_per_node, cluster.num_ranks)
-    return imbalance(replicated_loads(seen.load_MLE, home_LE, index_Y4, tokens_Y, cluster.num_ranks))
+    return imbalance(_rank_loads(seen.load_MLE, home_LE, index_Y4, cluster))
+
+
+def _rank_loads(
+    load_MLE: NDArray[np.int64], home_LE: NDArray[np.int32], index_Y4: NDArray[np.int32], cluster: Cluster
+) -> NDArray[np.int64]:
+    """Return the token copies that each rank computes once ranks have split them, `[M, L, R]`."""
+    no_crossing_MLE = np.zeros_like(load_MLE)  # where tokens come from decides which of them a copy gets, not how many
+    tokens_Y, _ = split_step(load_MLE, no_crossing_MLE, home_LE, index_Y4, cluster.gpus_per_node, cluster.num_ranks)
+    return replicated_loads(load_MLE, home_LE, index_Y4, tokens_Y, cluster.num_ranks)
+
+
+def _memory(
+    identity_MLR: NDArray[np.int64],
+    planned_MLR: NDArray[np.int64],
+    num_rows: int,
+    memory: ActivationMemory,
+    cluster: Cluster,
+) -> StepMemory:
+    """Return what a step promises of memory, whose rows are like those of which the loads are known."""
+    like_M = np.arange(num_rows) % len(planned_MLR)
+    before, after = (
+        find_peak(loads_MLR[like_M], memory, cluster.num_ep_groups) for loads_MLR in (identity_MLR, planned_MLR)
+    )
+    return StepMemory(before=before, after=after, budget_bytes=memory.budget_bytes)
 
 
 def _check_inputs(load: StepLoad, schedule: Schedule, model: Model, cluster: Cluster) -> None:

@@ -77,6 +77,8 @@ class StepPlan:
     level: Level = Level.MICRO_BATCHES
     expected_gain: float = 0.0
     """`Prediction.expected_gain`."""
+    excess: str = ""
+    """`Prediction.excess`."""
 
     @classmethod
     def of(cls, plan: Plan, *, id: PlanId, step: int) -> "StepPlan":
@@ -91,4 +93,5 @@ class StepPlan:
             reason=plan.reason,
             level=plan.prediction.level,
             expected_gain=plan.prediction.expected_gain,
+            excess=plan.prediction.excess,
         )

@@ -1,14 +1,14 @@
 """A plan summed up: what it promises, in numbers and in one sentence.
 
-M rows, L layers, E experts, R EP ranks, Y replicas.
+M rows, L layers, R EP ranks.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relibra.planning.job import Cluster, Model
-from relibra.planning.load import home_loads, imbalance
-from relibra.planning.plan import Level, Prediction, replicated_loads
+from relibra.planning.load import imbalance
+from relibra.planning.plan import Level, Prediction
 
 _PLANNED_FROM = {
     Level.HISTORY: "planned from earlier steps, for a mean micro-batch of which ",
@@ -18,42 +18,38 @@ _PLANNED_FROM = {
 
 
 def predict(
-    load_MLE: NDArray[np.int64],
-    home_LE: NDArray[np.int32],
-    previous_LE: NDArray[np.int32],
-    replica_index_Y4: NDArray[np.int32],
-    replica_tokens_Y: NDArray[np.int64],
+    planned_MLR: NDArray[np.int64],
+    identity_MLR: NDArray[np.int64],
     bound_ML: NDArray[np.float64],
     floor_L: NDArray[np.int64],
     model: Model,
     cluster: Cluster,
+    *,
+    num_moved: int,
+    num_replicas: int,
     level: Level = Level.MICRO_BATCHES,
 ) -> Prediction:
     """Return the prediction of a plan.
 
     Args:
-        load_MLE: the loads that it was made for.
-        home_LE: its placement.
-        previous_LE: the placement experts are in before the step.
-        replica_index_Y4: its replicas, as in `Plan`.
-        replica_tokens_Y: their tokens.
+        planned_MLR: the token copies that ranks compute under it.
+        identity_MLR: those that they would compute under the identity plan.
         bound_ML: tokens of the slowest rank that no plan with this placement goes below.
         floor_L: tokens of the slowest rank, summed over rows, that no plan of any placement goes below.
         model: the MoE layers.
         cluster: the EP groups.
+        num_moved: experts whose home differs from the placement before the step.
+        num_replicas: replicas of all cells.
         level: what was known of the step.
 
     Returns:
-        The prediction without times; its bytes are summed over all EP groups, and None where the model gives no sizes.
+        The prediction without times and memory; its bytes are summed over all EP groups, and None where the model gives
+        no sizes.
     """
-    loads_MLR = replicated_loads(load_MLE, home_LE, replica_index_Y4, replica_tokens_Y, cluster.num_ranks)
-    identity_MLR = home_loads(load_MLE, cluster.identity_placement(model), cluster.num_ranks)
-    total = int(load_MLE.sum())
-    num_replicas = len(replica_index_Y4)
-    num_moved = int((home_LE != previous_LE).sum())
+    total = int(planned_MLR.sum())
     return Prediction(
         imbalance_before=imbalance(identity_MLR),
-        imbalance_after=imbalance(loads_MLR),
+        imbalance_after=imbalance(planned_MLR),
         imbalance_bound=float(bound_ML.sum()) * cluster.num_ranks / total if total else 1.0,
         num_moved_experts=num_moved,
         num_replicas=num_replicas,
@@ -78,5 +74,7 @@ def sentence(prediction: Prediction, parts: list[str]) -> str:
         parts = [f"{time}, and {of_floor - 1:.1%} longer than that of any placement", *parts]
     if prediction.imbalance_known is not None:
         parts = [*parts, f"micro-batches that are known in advance would have {prediction.imbalance_known:.3f}"]
+    if prediction.excess:
+        parts = [prediction.excess, *parts]
     said = f"imbalance {change} {after:.3f}, {gap} of this placement, and {floor}: {'; '.join(parts)}"
     return _PLANNED_FROM[prediction.level] + said

@@ -73,7 +73,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 SCHEMA = "relibra:schema"
-SCHEMA_VERSION = 15
+SCHEMA_VERSION = 16
 LOOKS = "relibra:looks"
 LOSS = "relibra:loss"
 JOBS = "relibra:jobs"

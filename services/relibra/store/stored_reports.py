@@ -53,7 +53,7 @@ class StoredReports(Attempts):
         Raises:
             Corrupt: a report is not the one that was stored.
         """
-        sums, decode = ExecutionSums(job.cluster), partial(_decode, job, step)
+        sums, decode = ExecutionSums(job.cluster, job.params.memory), partial(_decode, job, step)
         async for some in self._read(job, step, loads=("realised", "routed"), phase=phase):
             await asyncio.to_thread(lambda reports: sums.add(map(decode, reports)), some)
         return await asyncio.to_thread(sums.executions)

@@ -69,6 +69,7 @@ def _response(job: JobRecord, record: PlanRecord, arrays: dict[str, PackedArray]
         reason=record.reason,
         level=encode_level(record.prediction.level),
         expected_gain=record.prediction.expected_gain,
+        excess=record.prediction.excess,
         **messages,
     )
     return plan_pb2.FetchPlanResponse(plan=plan)
