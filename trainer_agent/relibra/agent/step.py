@@ -52,6 +52,7 @@ class StepOpener:
         self._last: StepPlan | None = None
         """The last plan that all ranks applied. A step without a plan keeps its placement and replicas."""
         self._unplanned = Trouble("steps use their plans again, after %d steps without one")
+        self._over_budget = Trouble("steps fit into the memory budget again, after %d that did not")
         self._cells = self._cells_of(None)
 
     @property
@@ -101,6 +102,7 @@ class StepOpener:
             return self._without_plan(step, (Cause.UNDONE,), reason, plan_wait_s, reorder_s)
         self._accepted_epoch = decision.plan_id.epoch
         self._unplanned.over()
+        self._tell_excess(plan)
         self._last, self._cells = plan, self._cells_of(plan)
         return StepOutcome(
             step=step,
@@ -113,6 +115,13 @@ class StepOpener:
             reorder_s=reorder_s,
             expected_gain=plan.expected_gain,
         )
+
+    def _tell_excess(self, plan: StepPlan) -> None:
+        """Say before the step runs that a rank will not have enough memory."""
+        if not plan.excess:
+            self._over_budget.over()
+        elif dist.get_rank(self._groups.everyone) == 0:
+            self._over_budget.note("memory", "step %d is over its memory budget: %s", plan.step, plan.excess)
 
     def close(self, spent: Spent) -> None:
         """End the step, which took `spent` on this rank: forwards outside steps have no replicas."""

@@ -19,6 +19,7 @@ VARIABLES = {
     "reorder": "RELIBRA_REORDER",
     "transport": "RELIBRA_TRANSPORT",
     "host_copy": "RELIBRA_HOST_COPY",
+    "memory_budget_gib": "RELIBRA_MEMORY_BUDGET_GIB",
     "guard": "RELIBRA_GUARD",
     "mode": "RELIBRA_MODE",
 }
@@ -66,6 +67,8 @@ class PluginSettings:
     it."""
     host_copy: bool = False
     """Whether each node keeps a second copy of its experts in host memory: `AgentConfig.host_copy`."""
+    memory_budget_gib: float = 0.0
+    """The most memory that activations of experts may take on a GPU. 0: what was free at the beginning."""
     guard: bool = True
     """Whether steps run plain while planned ones are measured not to be faster."""
     mode: Mode = Mode.BALANCE
@@ -121,6 +124,7 @@ class PluginSettings:
             pack=pack,
             host_copy=_flag("host_copy", values.get("host_copy") or "false"),
             **{name: values[name] for name in _CHOICES if values.get(name)},
+            memory_budget_gib=_number("memory_budget_gib", values.get("memory_budget_gib") or 0.0),
             guard=_flag("guard", values.get("guard", True)),
             mode=mode,
         )
