@@ -3,6 +3,7 @@
 import json
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ from harness.services import (
 )
 from relibra.planning import ExecutionReport, Phase, Schedule, StepLoad, check_step_plan
 from relibra.planning.load import imbalance
+from relibra.planning.memory import ActivationMemory
 from relibra.wire.client import PlannerClient
 
 pytestmark = pytest.mark.integration
 
+MEMORY = ActivationMemory(kept_bytes=1000, num_stages=MODEL.num_layers, budget_bytes=1)
 SCHEDULE = Schedule.round_robin(8, 2, CLUSTER)
 JOB = "Qwen3-30B-A3B_GSPO.v2"
 """Names of experiments have capitals; they must pass every boundary on the way."""
@@ -39,11 +42,12 @@ def test_reports_become_a_plan_that_is_executed_and_shown(planner: Service, redi
     status = Service("status", redis_url, tmp_path)
     try:
         with PlannerClient(planner.address) as client:
-            epoch = client.register_job(JOB, MODEL, CLUSTER, PARAMS)
+            epoch = client.register_job(JOB, MODEL, CLUSTER, replace(PARAMS, memory=MEMORY))
             ids = report_sequences(planner.address, JOB, 5)
             client.submit_schedule(JOB, 5, ids, SCHEDULE)
             plan = client.fetch_plan(JOB, 5, MODEL, wait_s=60)
             check_step_plan(plan, MODEL, CLUSTER)
+            assert plan.excess.startswith("activations of experts need"), "M1: ranks hear it before the step"
             assert (plan.step, plan.id.epoch, plan.id.version) == (5, epoch, 1)
             counts_SLE = np.stack([count(routed_experts(index, 5 + index)) for index in range(8)])
             loads_MLR = executed_loads(plan, StepLoad.of(counts_SLE, SCHEDULE, CLUSTER), CLUSTER)
@@ -76,7 +80,17 @@ def test_reports_become_a_plan_that_is_executed_and_shown(planner: Service, redi
         realised_MLR = np.stack([each["realised_load"] for each in reports], axis=-1)
         assert imbalance(realised_MLR) == pytest.approx(shown["prediction"]["imbalance_after"])
         with urllib.request.urlopen(f"{status.address}/metrics", timeout=60) as metrics:
-            assert f'relibra_job_health{{job_id="{JOB}",verdict="well"}} 1.0' in metrics.read().decode()
+            text = metrics.read().decode()
+        assert f'relibra_job_health{{job_id="{JOB}",verdict="well"}} 1.0' in text
+        # M1: what ranks took is what their plan said.
+        promised, (took,) = shown["prediction"]["memory"], get(f"{status.address}/v1/jobs/{JOB}/steps/5")["phases"]
+        assert took["cum_overload"] == pytest.approx(promised["after"]["cum_overload"])
+        assert took["peak_bytes"] == promised["after"]["size_bytes"] < promised["before"]["size_bytes"]
+        for metric in (
+            'plan_activation_bytes{job_id="%s",when="after"}',
+            'realised_activation_bytes{job_id="%s",phase="update"}',
+        ):
+            assert f"relibra_{metric % JOB} {float(took['peak_bytes'])}" in text
         with urllib.request.urlopen(f"{status.address}/jobs/{JOB}", timeout=60) as page:
             assert f"<h1>{JOB}</h1>" in page.read().decode()
         with pytest.raises(urllib.error.HTTPError, match="404"):

@@ -18,6 +18,7 @@ from relibra.errors import InvalidInput
 from relibra.evaluation.advice import MEANINGS, Advice, Answer, name_of
 from relibra.evaluation.estimate import Estimate
 from relibra.evaluation.question import Question
+from relibra.evaluation.simulation import RECOMPUTED
 from relibra.planning.plan import Level
 
 _COLOURS = {
@@ -42,6 +43,10 @@ def advise(
         float | None,
         typer.Option(help="Part of an RL step in which the GPUs do not train, 0 to 1: says what the whole step saves."),
     ] = None,
+    memory_gib: Annotated[
+        float | None,
+        typer.Option(help="GiB that activations of experts may take on a GPU: says how many tokens fit."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say whether balancing pays for a model on its recorded routing, and which settings to use."""
@@ -52,6 +57,8 @@ def advise(
 
     with working(on="reading") as now:
         question = ask()
+        if memory_gib is not None and memory_gib <= 0:
+            raise InvalidInput.of("--memory-gib", expected="more than 0", got=memory_gib)
         advice = run(question, knowledge, lambda name: now(f"simulating {name}"))
     saving = None if rollout_share is None else _saving(advice.gain, rollout_share)
     if as_json:
@@ -72,12 +79,27 @@ def advise(
         console.print(
             f"Best setting: redundant_slots={advice.redundant_slots}, which takes {advice.slot_size_bytes / 1e9:.2f} "
             f"GB of each GPU. Throughput is then {advice.of_balanced:.1%} of that with perfectly even routing.{cause}\n"
-            f"{whole}\n{_KNOWN[knowledge]} {provenance(question)} Ranges span two samples of the recorded "
+            f"{whole}{_tell_memory(advice, question, memory_gib)}\n"
+            f"{_KNOWN[knowledge]} {provenance(question)} Ranges span two samples of the recorded "
             "sequences, and what is not known of such machines.",
             highlight=False,
         )
     if advice.answer not in (Answer.TURN_ON, Answer.UNLESS_BALANCED):
         raise typer.Exit(1)
+
+
+def _tell_memory(advice: Advice, question: Question, memory_gib: float | None) -> str:
+    """Say how many tokens of a micro-batch fit into this memory; nothing without a memory."""
+    if memory_gib is None:
+        return ""
+    lines = [f"\n{memory_gib:g} GiB for activations of experts have room for micro-batches, in tokens of a GPU, of"]
+    for recomputed, what in RECOMPUTED.items():
+        most = {
+            way: int(question.tokens_per_rank * memory_gib * 2**30 / max(1, size_bytes[recomputed]))
+            for way, size_bytes in advice.peaks.items()
+        }
+        lines.append(f"  {most['plain']:,} without and {most['relibra']:,} with relibra, {what}")
+    return "\n".join(lines)
 
 
 def _saving(gain: Estimate, rollout_share: float) -> Estimate:

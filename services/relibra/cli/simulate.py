@@ -59,8 +59,9 @@ def simulate(
     _print(console, outcomes, question)
     console.print(
         "Of bal.: throughput relative to perfectly even routing. Low, high: what the figure before may be, given what "
-        "is not known of such machines. Waits: time for transfers of replicas, for experts that move, and for "
-        "decisions.",
+        "is not known of such machines. Hot rank: the most token copies that a rank keeps at once, over those of the "
+        "mean rank, which is what memory must have room for. Waits: time for transfers of replicas, for experts that "
+        "move, and for decisions.",
         highlight=False,
     )
     slots = f"{redundant_slots} redundant slot{'' if redundant_slots == 1 else 's'} per GPU"
@@ -74,7 +75,16 @@ def _slots_size_bytes(question: Question) -> int:
 
 def _print(console: Console, outcomes: list[Outcome], question: Question) -> None:
     """Print the comparison as a table that fits 80 columns."""
-    headings = ("step\ns", "over\nplain", "low,\nhigh", "of\nbal.", "low,\nhigh", "imbal-\nance", "waits\ns")
+    headings = (
+        "step\ns",
+        "over\nplain",
+        "low,\nhigh",
+        "of\nbal.",
+        "low,\nhigh",
+        "imbal-\nance",
+        "hot\nrank",
+        "waits\ns",
+    )
     rows = {outcome.policy: _row(outcome) for outcome in outcomes}
     best = max(outcomes, key=lambda outcome: outcome.of_balanced.mid)
     cluster = question.cluster
@@ -93,5 +103,6 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
         f"{of.mid:.1%}",
         f"{of.low:.0%} {of.high:.0%}",
         f"{outcome.imbalance:.3f}",
+        f"{outcome.peaks[''].cum_overload:.2f}",
         f"{step.transfer_s + step.decision_s + step.reorder_s + step.first_placement_s:.2f}",
     )

@@ -15,7 +15,15 @@ from relibra.evaluation.workload import Workload
 from relibra.planning.job import PlanParams
 from relibra.planning.load import imbalance
 from relibra.planning.machines.constants import Constants
+from relibra.planning.peak import Peak, find_peak
 from relibra.planning.plan import Level
+
+RECOMPUTED = {
+    "": "recomputing nothing",
+    "moe_act": "recomputing activations of experts (moe_act)",
+    "moe": "recomputing MoE layers (moe, or full)",
+}
+"""What the backward may compute again in a MoE layer, in Megatron's words, and for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +33,8 @@ class Outcome:
     policy: str
     step: StepTime
     imbalance: float
+    peaks: Mapping[str, Peak]
+    """The hottest rank, by what the backward recomputes (`RECOMPUTED`)."""
     of_balanced: Estimate
     """Throughput relative to that of a router that spreads its tokens evenly."""
     over_plain: Estimate
@@ -93,12 +103,14 @@ def simulate(
         decision = policy(situation)
         assignment = decision.assignment
         step = plain if name == "plain" else _cache_times(training, _deciding(decision, training))
+        loads_MLR = assignment.rank_loads_MLR(training.cluster)
         num_cells = assignment.num_rows * len(assignment.home_LE)
         outcomes.append(
             Outcome(
                 policy=name,
                 step=step(training.constants),
-                imbalance=imbalance(assignment.rank_loads_MLR(training.cluster)),
+                imbalance=imbalance(loads_MLR),
+                peaks={name: find_peak(loads_MLR, training.model.activation_memory(name)) for name in RECOMPUTED},
                 of_balanced=_ratio(ideal, step, training),
                 over_plain=_ratio(plain, step, training),
                 over_rivals={rival: _ratio(theirs, step, training) for rival, theirs in before.items()},

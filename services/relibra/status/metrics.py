@@ -147,6 +147,18 @@ class _Families:
         )
         for when in ("before", "after", "bound", "floor"):
             gauge("plan_imbalance_ratio", text, getattr(plan.prediction, f"imbalance_{when}"), when=when)
+        if (memory := plan.prediction.memory) is not None:
+            for when, peak in (("before", memory.before), ("after", memory.after)):
+                text = (
+                    "Hottest rank over mean rank in the worst cell, as the newest plan expects it, without and with it."
+                )
+                gauge("plan_overload_factor", text, peak.overload, when=when)
+                text = "Most token copies that a rank keeps at once over the mean, as the newest plan expects it."
+                gauge("plan_cum_overload_factor", text, peak.cum_overload, when=when)
+                text = "The most that activations of experts take on a rank, as the newest plan expects it."
+                gauge("plan_activation_bytes", text, peak.size_bytes, when=when)
+            text = "The most that activations of experts may take on a rank; absent without a budget."
+            gauge("memory_budget_bytes", text, memory.budget_bytes or None)
         text = "Bytes that the newest plan transfers; absent where the job registered no sizes."
         for kind in ("reorder", "replica"):
             gauge("plan_transfer_bytes", text, getattr(plan.prediction, f"{kind}_size_bytes"), kind=kind)
@@ -195,6 +207,9 @@ _MEASURED = {
     "plain_imbalance_ratio": "The same without relibra, from the loads of a few micro-batches.",
     "plain_overload_factor": "Hottest rank over mean rank without relibra, in the worst cell of a few micro-batches.",
     "realised_imbalance_ratio": "Slowest rank over mean rank, once all ranks have reported.",
+    "realised_overload_factor": "Hottest rank over mean rank, in the worst cell (max_overload_factor).",
+    "realised_cum_overload_factor": "Most copies that a rank kept at once, over the mean (max_cum_overload_factor).",
+    "realised_activation_bytes": "The most that activations of experts took on a rank, by the copies that it computed.",
     "phase_seconds": "Longest phase of a rank, without its wait for the plan and the reorder.",
     "plan_wait_seconds": "Longest wait of a rank for the plan.",
     "sent_bytes": "Bytes sent by all ranks together.",
