@@ -33,7 +33,7 @@ _SETTINGS = PluginSettings(planner="planner:7420", job="default")
 
 def presets() -> Iterator[tuple[str, int, Dispatcher]]:
     """Yield model, EP size and dispatcher, those that are planned fastest first."""
-    sizes = [(shape, ep) for shape in MODELS.values() for ep in (16, 32) if shape.num_experts % ep == 0]
+    sizes = [(shape, ep) for shape in MODELS.values() for ep in (8, 16, 32) if shape.num_experts % ep == 0]
     sizes.sort(key=lambda size: size[0].num_layers * size[0].num_experts * size[1])
     yield from ((shape.name, ep, dispatcher) for shape, ep in sizes for dispatcher in DISPATCHERS)
 

@@ -67,6 +67,7 @@ def row(outcome: Outcome, **where: object) -> dict[str, object]:
         "of_balanced_range": [outcome.of_balanced.low, outcome.of_balanced.high],
         "over_published_range": {name: [each.low, each.high] for name, each in outcome.over_rivals.items()},
         "imbalance": outcome.imbalance,
+        "cum_overload": outcome.peaks[""].cum_overload,
         "step_s": step.total_s,
         "experts_share": step.experts_s / step.total_s,
         "dispatch_share": step.dispatch_s / step.total_s,

@@ -36,4 +36,4 @@ def presets(axes: list[Axes]) -> None:
 
 
 if __name__ == "__main__":
-    write_figure("evaluation-presets", presets, num_panels=4, size=(11, 3.2), legend_columns=4)
+    write_figure("evaluation-presets", presets, num_panels=6, size=(15, 3.2), legend_columns=4)

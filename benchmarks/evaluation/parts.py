@@ -52,7 +52,7 @@ def _rows(model_ep: tuple[str, int], hardware: str, dispatcher: Dispatcher, poli
 
 def _presets() -> list[Case]:
     """Return all models on H100, the largest first, so that all cores finish together."""
-    cases = [(model, ep) for model in MODELS.values() for ep in (16, 32) if model.num_experts % ep == 0]
+    cases = [(model, ep) for model in MODELS.values() for ep in (8, 16, 32) if model.num_experts % ep == 0]
     cases.sort(key=lambda case: -case[0].num_layers * case[0].num_experts * case[1])
     return _compared((model.name, ep) for model, ep in cases)
 

@@ -60,6 +60,7 @@ def _least(values: Iterable[float], text: str) -> str:
 _GAINS: Columns = {
     "plain": lambda of: f"{of['plain']['imbalance']:.2f}",
     "planned": lambda of: f"{of['relibra']['imbalance']:.3f}",
+    "memory": lambda of: f"{of['plain']['cum_overload']:.2f} to {of['relibra']['cum_overload']:.3f}",
     "over plain": lambda of: _gain(of["relibra"]),
     "over the best published way": _over_published,
     "of balance": lambda of: _balance(of["relibra"]),
@@ -92,17 +93,18 @@ def _lines(found: Sequence[tuple[Row, ByPolicy]], columns: Columns) -> str:
 
 
 def _headline() -> str:
-    """Return the span of the main figures over all models at EP 16 and 32, for each dispatcher."""
-    by_dispatcher: dict[str, list[ByPolicy]] = {}
+    """Return the span of the main figures over all models, for one node and several, and each dispatcher."""
+    by_machines: dict[tuple[str, str], list[ByPolicy]] = {}
     for case, of in cases("presets", "dispatcher", "model", "ep"):
-        by_dispatcher.setdefault(case["dispatcher"], []).append(of)
+        size = "8" if case["ep"] == 8 else "16, 32"
+        by_machines.setdefault((size, case["dispatcher"]), []).append(of)
     lines = []
-    for dispatcher, found in by_dispatcher.items():
+    for machines, found in sorted(by_machines.items(), key=lambda item: item[0][0] != "8"):
         ours, best = [of["relibra"] for of in found], [_best_published(of) for of in found]
         lows = (row["over_published_range"][name][0] for row, name in zip(ours, best, strict=True))
         lines.append(
             (
-                dispatcher,
+                *machines,
                 _span((row["of_balanced"] for row in ours), ".1%"),
                 _least((row["of_balanced_range"][0] for row in ours), ".1%"),
                 _span((row["over_plain"] for row in ours), ".2f"),
@@ -111,13 +113,22 @@ def _headline() -> str:
                 _least(lows, ".2f"),
             )
         )
-    headings = ("dispatcher", "of balance", "lowest end", "over plain", "lowest end", "over the best published way")
+    headings = (
+        "EP",
+        "dispatcher",
+        "of balance",
+        "lowest end",
+        "over plain",
+        "lowest end",
+        "over the best published way",
+    )
     return markdown((*headings, "lowest end"), lines)
 
 
 def _questions() -> str:
     """Return the figures of ReLibra beside ours under DeepEP, over all models at EP 16 and 32."""
-    middle = [of for case, of in cases("presets", "dispatcher", "model", "ep") if case["dispatcher"] == "deepep"]
+    presets = cases("presets", "dispatcher", "model", "ep")
+    middle = [of for case, of in presets if case["dispatcher"] == "deepep" and case["ep"] > 8]
     ours = [of["relibra"] for of in middle]
     ablated = {(case["dispatcher"], case["model"]): of for case, of in cases("ablation", "dispatcher", "model")}
     of_235b = ablated["deepep", "qwen3-235b-a22b"]
@@ -161,7 +172,7 @@ def _sorted(part: str) -> list[tuple[Row, ByPolicy]]:
 def _costs() -> str:
     """Return the seconds that planning a step takes on one core, and the share of a step that moving experts takes."""
     alltoall = [(case, of) for case, of in _sorted("presets") if case["dispatcher"] == "alltoall"]
-    return _lines([({"model": case["model"], "ep": case["ep"]}, of) for case, of in alltoall], _COSTS)
+    return _lines([({"model": case["model"], "ep": case["ep"]}, of) for case, of in alltoall if case["ep"] > 8], _COSTS)
 
 
 def _baselines() -> str:

@@ -51,6 +51,11 @@ class Situation:
         """The EP groups."""
         return self.workload.cluster
 
+    @property
+    def planned_by(self) -> PlanParams:
+        """How relibra plans: as `params` say, with homes that stay where they stay in a plug-in's job."""
+        return replace(self.params, homes_stay=self.params.homes_stay or self.cluster.copies_suffice)
+
     def seen_at(self, level: Level) -> StepLoad:
         """Return the micro-batches that relibra plans for if it knows this much of the step."""
         match level:
@@ -75,7 +80,9 @@ class Situation:
     def previous_home_LE(self) -> NDArray[np.int32]:
         """Relibra's home ranks in the step before."""
         before = self.previous
-        plan = solve(before.load, before.schedule, self.model, self.cluster, self.params, num_threads=self.num_threads)
+        plan = solve(
+            before.load, before.schedule, self.model, self.cluster, self.planned_by, num_threads=self.num_threads
+        )
         return plan.home_rank_LE
 
 
@@ -153,7 +160,7 @@ def _plan(situation: Situation, level: Level) -> Decision:
     cluster = situation.cluster
     previous_LE = situation.previous_home_LE
     load, schedule, seen = situation.workload.load, situation.workload.schedule, situation.seen_at(level)
-    model, params, num_threads = situation.model, situation.params, situation.num_threads
+    model, params, num_threads = situation.model, situation.planned_by, situation.num_threads
     plan, decide_time_s = _time_decision(
         lambda: solve(load, schedule, model, cluster, params, previous_LE, None, num_threads, level, seen)
     )
@@ -192,7 +199,7 @@ def other_copies(redundant_slots: int) -> Policy:
 
 
 def _relibra_packed(situation: Situation) -> Decision:
-    workload, model, cluster, params = situation.workload, situation.model, situation.cluster, situation.params
+    workload, model, cluster, params = situation.workload, situation.model, situation.cluster, situation.planned_by
     previous_LE = situation.previous_home_LE
 
     def plan_packed() -> tuple[Plan, StepLoad]:

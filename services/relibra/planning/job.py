@@ -71,6 +71,11 @@ class Cluster:
         """R: the ranks of one EP group."""
         return self.num_nodes * self.gpus_per_node
 
+    @property
+    def copies_suffice(self) -> bool:
+        """Whether copies alone balance all ranks, so that homes can stay: one node, whose ranks have slots."""
+        return self.num_nodes == 1 and self.redundant_slots > 0
+
     def experts_per_rank(self, model: Model) -> int:
         """Return E/R.
 
