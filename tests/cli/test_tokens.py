@@ -26,17 +26,25 @@ def test_S6_a_token_is_made_listed_without_its_secret_and_revoked(relibra, store
 
 def test_S6_a_token_for_all_jobs_must_be_asked_for(relibra, store: Store, run: Loop, redis_url: str):
     create = ("tokens", "create", "--role", "viewer")
-    for options, got in (((), "neither"), (("--job", "mine", "--all-jobs"), "both")):
-        with pytest.raises(InvalidInput, match=f"expected either --job JOB or --all-jobs, got {got}"):
+    for options, got in (
+        ((), "none"),
+        (("--job", "mine", "--all-jobs"), "--job and --all-jobs"),
+        (("--prefix", "", "--job", "mine", "--prefix", "red-"), "--job and --prefix"),
+    ):
+        with pytest.raises(
+            InvalidInput, match=f"expected one of --job JOB, --prefix PREFIX and --all-jobs, got {got}$"
+        ):
             relibra(*create, *options, RELIBRA_REDIS_URL=redis_url)
     assert run(store.list_tokens()) == ([], {})
-    made = json.loads(relibra(*create, "--all-jobs", "--json", RELIBRA_REDIS_URL=redis_url))
-    assert run(Identities(store).identify(made["token"])).job_id == ALL_JOBS
+    for options, scope in ((("--all-jobs",), ALL_JOBS), (("--prefix", "red-"), "red-*")):
+        made = json.loads(relibra(*create, *options, "--json", RELIBRA_REDIS_URL=redis_url))
+        assert run(Identities(store).identify(made["token"])).job_id == scope
 
 
 def test_S6_a_token_for_a_name_that_no_job_can_have_is_refused(relibra, redis_url: str):
-    with pytest.raises(InvalidInput, match="for example 'My-Job', got 'My Job'"):
-        relibra("tokens", "create", "--role", "viewer", "--job", "My Job", RELIBRA_REDIS_URL=redis_url)
+    for option in ("--job", "--prefix"):
+        with pytest.raises(InvalidInput, match="for example 'My-Job', got 'My Job'"):
+            relibra("tokens", "create", "--role", "viewer", option, "My Job", RELIBRA_REDIS_URL=redis_url)
 
 
 def test_S9_a_damaged_token_is_named_beside_the_others(relibra, store: Store, run: Loop, redis_url: str):

@@ -1,5 +1,6 @@
 """Redis as docs/redis.md saves and restores it, with a real server."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -7,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import yaml
 
 from harness.doc_blocks import blocks
 from harness.redis_deployments import DURABLE, Node
@@ -18,6 +20,8 @@ from relibra.store.embedded import find_redis_server
 from relibra.store.tokens import Identities
 
 pytestmark = pytest.mark.integration
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
 @pytest.fixture(autouse=True)
@@ -86,3 +90,24 @@ def test_a_backup_brings_back_what_it_held_and_nothing_since(run: Loop, tmp_path
         store = opened()
         assert run(store.get_job("job")).epoch == restarted.epoch
         run(store.close())
+
+
+def test_the_nightly_backup_keeps_the_newest_snapshots(tmp_path: Path) -> None:
+    """The container's command, with a folder of this machine in place of the volume."""
+    (job, _) = yaml.safe_load_all((DEPLOY / "kubernetes" / "team" / "backup.yaml").read_text())
+    (container,) = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    (folder := tmp_path / "backup").mkdir()
+    for day in range(1, 16):
+        (folder / f"relibra-2026-01-{day:02}T0300.rdb").touch()
+        os.utime(folder / f"relibra-2026-01-{day:02}T0300.rdb", (day * 86_400, day * 86_400))
+    server = Node(tmp_path / "data", *DURABLE, "--maxmemory-policy", "noeviction")
+    try:
+        command = [*container["command"][:2], container["command"][2].replace("/backup", str(folder))]
+        environment = os.environ | {"RELIBRA_REDIS_URL": f"redis://127.0.0.1:{server.port}"}
+        subprocess.run(command, env=environment, check=True, capture_output=True)
+    finally:
+        server.stop()
+    kept = sorted(folder.iterdir())
+    assert [path.name for path in kept[:13]] == [f"relibra-2026-01-{day:02}T0300.rdb" for day in range(3, 16)]
+    assert len(kept) == 14
+    subprocess.run(["redis-check-rdb", str(kept[-1])], check=True, capture_output=True)

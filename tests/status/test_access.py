@@ -63,6 +63,19 @@ def test_S6_a_token_shows_its_job_and_no_other(guarded: TestClient, store: Store
     assert "/jobs/job" not in guarded.get("/", headers=bearer(theirs)).text
 
 
+def test_S6_a_token_of_a_team_shows_its_jobs_and_no_others(guarded: TestClient, store: Store, run: Loop) -> None:
+    for job_id in ("red-1", "red-2", "blue-1"):
+        run(WatchedJob(store, job_id, model=MODEL, cluster=CLUSTER).register())
+    _, team = run(store.create_token("red-*", Role.VIEWER))
+    _, other = run(store.create_token("blue-*", Role.TRAINER))
+    assert [each["job_id"] for each in guarded.get("/v1/jobs", headers=bearer(team)).json()] == ["red-1", "red-2"]
+    assert "blue-1" not in guarded.get("/", headers=bearer(team)).text
+    assert guarded.get("/v1/jobs/blue-1", headers=bearer(team)).status_code == 403
+    metrics = guarded.get("/metrics", headers=bearer(other)).text
+    assert 'job_id="blue-1"' in metrics
+    assert "red-" not in metrics
+
+
 def test_viewers_and_above_may_look_and_browsers_send_the_token_as_password(
     guarded: TestClient, store: Store, run: Loop
 ) -> None:

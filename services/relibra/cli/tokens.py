@@ -26,16 +26,20 @@ def create(
         ),
     ],
     job: Annotated[str | None, typer.Option(help="Job that the token is for.")] = None,
+    prefix: Annotated[
+        str | None, typer.Option(help="Make the token for all jobs whose names begin so, such as those of a team.")
+    ] = None,
     all_jobs: Annotated[bool, typer.Option("--all-jobs", help="Make the token for all jobs, also later ones.")] = False,
     days: Annotated[float | None, typer.Option(min=0, help="Days until the token expires; never if not given.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a token for one job or for all jobs, and print it. It cannot be shown again."""
+    """Create a token for one job, for the jobs of a team or for all jobs, and print it. It cannot be shown again."""
     # A token for all jobs reads and changes those of other teams, so it is never what comes of a forgotten option.
-    if (job is None) != all_jobs:
-        got = "neither" if job is None else "both"
-        raise InvalidInput.of("tokens create", expected="either --job JOB or --all-jobs", got=got)
-    named = ALL_JOBS if job is None else check_job_id(job)
+    given = [name for name, value in (("--job", job), ("--prefix", prefix), ("--all-jobs", all_jobs or None)) if value]
+    if len(given) != 1:
+        expected = "one of --job JOB, --prefix PREFIX and --all-jobs"
+        raise InvalidInput.of("tokens create", expected=expected, got=" and ".join(given) or "none")
+    named = check_job_id(job) if job else check_job_id(prefix) + ALL_JOBS if prefix else ALL_JOBS
 
     async def make() -> tuple[TokenRecord, str]:
         async with Store.open(redis_url) as store:
@@ -45,7 +49,7 @@ def create(
     if as_json:
         print_json(asdict(record) | {"token": token})
         return
-    whose = "all jobs" if all_jobs else f"job {job}"
+    whose = f"job {job}" if job else f"jobs {named}" if prefix else "all jobs"
     typer.echo(f"token {record.token_id} for {whose} with role {role}; set it as RELIBRA_TOKEN:", err=True)
     typer.echo(token)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from relibra.errors import Forbidden, Unauthenticated
-from relibra.store import ALL_JOBS, Role, Store
+from relibra.store import ALL_JOBS, Role, Store, covers
 from relibra.store.tokens import Identities
 
 _MAY_LOOK = frozenset({Role.VIEWER, Role.TRAINER, Role.ADMIN})
@@ -15,11 +15,11 @@ class Viewer:
 
     name: str
     job_id: str
-    """The job that the viewer may see; `*` for all jobs."""
+    """The job that the viewer may see, or the scope of its token (`tokens.covers`)."""
 
     def may_see(self, job_id: str) -> bool:
-        """Return whether the viewer may see this job."""
-        return self.job_id in (ALL_JOBS, job_id)
+        """Return whether the viewer may see this job, or all jobs of this scope."""
+        return covers(self.job_id, job_id)
 
     def check(self, job_id: str) -> None:
         """Return if the viewer may see a job, whether or not such a job exists.

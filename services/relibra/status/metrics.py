@@ -50,9 +50,9 @@ async def scrape(context: Context, viewer: Viewer) -> Response:
     offset = "How much the clock of this instance is ahead of that of Redis."
     gauge("status_clock_offset_seconds", offset, (await store.server_state()).clock_offset_s)
     live = {glance.job_id for glance, *_ in jobs if _is_live(glance)}
-    shown = live | {ALL_JOBS} if viewer.may_see(ALL_JOBS) else live
     with contextlib.suppress(Corrupt):  # planners are not ready then, and say so
-        families.tell_tokens([token for token in (await store.list_tokens())[0] if token.job_id in shown])
+        tokens = [token for token in (await store.list_tokens())[0] if viewer.may_see(token.job_id)]
+        families.tell_tokens([token for token in tokens if token.job_id in live or token.job_id.endswith(ALL_JOBS)])
     refused = "Requests, viewers and connections refused because of a setting."
     for bound in Bound:
         families.counter("status_refused", refused, context.refusals.counts[bound], setting=bound)

@@ -39,7 +39,7 @@ from relibra.store.records import (
 )
 from relibra.store.store import Store
 from relibra.store.summaries import Expired, ExpiryCause, StepSummary
-from relibra.store.tokens import ALL_JOBS, Role
+from relibra.store.tokens import ALL_JOBS, Role, covers
 
 __all__ = [
     "ALL_JOBS",
@@ -66,4 +66,5 @@ __all__ = [
     "Store",
     "StoreLimits",
     "TokenRecord",
+    "covers",
 ]

@@ -23,12 +23,18 @@ from relibra.store.records import TokenRecord
 logger = logging.getLogger(__name__)
 
 ALL_JOBS = "*"
+"""The scope of a token for all jobs. A scope is a job id, or the beginning of job ids with `*` behind it."""
 _PREFIX = "relibra"
 _RETRY_S = 0.05
 REMEMBERED_S = 2.0
 """How long a revoked token may still work in one process."""
 _REREAD_S = 0.5
 """The shortest time between two reads of the records; a caller whose token they lack waits for the next read."""
+
+
+def covers(scope: str, other: str) -> bool:
+    """Return whether a token of a scope is good for a job, or for all jobs of another scope."""
+    return scope == other or (scope.endswith(ALL_JOBS) and other.startswith(scope.removesuffix(ALL_JOBS)))
 
 
 class Role(StrEnum):

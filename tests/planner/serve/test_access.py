@@ -126,6 +126,18 @@ def test_S6_another_job_is_refused_whether_it_exists_or_not(
         submit(admin, "nobodys")
 
 
+def test_S6_a_token_of_a_team_is_good_for_jobs_that_begin_with_its_prefix_and_for_no_others(
+    connect: Connect, tokens: Callable[[str, Role], str]
+) -> None:
+    team = connect(tokens("red-*", Role.TRAINER))
+    for job_id in ("red-1", "red-grpo.v2"):
+        team.register_job(job_id, MODEL, CLUSTER, PARAMS)
+        assert team.fetch_plan(job_id, 1, MODEL) is None
+    for job_id in ("red", "blue-1", "Red-1", "*"):
+        with pytest.raises(Forbidden, match=r"belongs to job 'red-\*' and may not act for another job"):
+            team.register_job(job_id, MODEL, CLUSTER, PARAMS)
+
+
 def test_S6_a_rollout_worker_cannot_report_for_another_job(
     connect: Connect, tokens: Callable[[str, Role], str], tls_planner: Service, authority: Authority
 ) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relibra.errors import Forbidden, Unauthenticated
-from relibra.store import ALL_JOBS, Role, Store
+from relibra.store import ALL_JOBS, Role, Store, covers
 from relibra.store.tokens import Identities
 
 _MAY_CALL: Mapping[Role, frozenset[str]] = {
@@ -35,6 +35,7 @@ class Caller:
     name: str
     """A token id or a SPIFFE id, for messages; never a secret."""
     job_id: str
+    """The job that the caller belongs to, or the scope of its token (`tokens.covers`)."""
     role: Role
 
     def check_role(self, method: str) -> None:
@@ -53,7 +54,7 @@ class Caller:
             Forbidden: the caller's role may not call the method, or the caller belongs to another job.
         """
         self.check_role(method)
-        if self.job_id not in (ALL_JOBS, job_id):
+        if not covers(self.job_id, job_id):
             raise Forbidden(f"{self.name} belongs to job {self.job_id!r} and may not act for another job")
 
 
