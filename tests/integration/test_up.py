@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import re
 import signal
 import socket
@@ -162,3 +163,22 @@ def test_a_password_in_the_url_is_not_shown(tmp_path: Path) -> None:
     said = refused("planner", "--redis-url", "redis://user:hush@127.0.0.1:1/0", "--port", "0")
     assert "Unavailable" in said
     assert "hush" not in said
+
+
+def test_on_a_terminal_it_says_its_lines_alone_and_the_log_is_in_files(tmp_path: Path) -> None:
+    terminal, end = pty.openpty()
+    command = [*RELIBRA, "up", "--data-dir", str(tmp_path / "data"), "--port", "0", "--status-port", "0"]
+    process = subprocess.Popen(command, stdout=end, stderr=end)
+    os.close(end)
+    said = ""
+    try:
+        while "planner.log" not in said:
+            said += os.read(terminal, 4096).decode()
+        eventually(lambda: "ready" in (tmp_path / "data" / "planner.log").read_text())
+    finally:
+        process.terminate()
+        process.wait()
+        os.close(terminal)
+    words = [line.split()[0] for line in said.splitlines()]
+    assert words == ["relibra", "planner", "status", "redis", "log"]
+    assert "status service on" in (tmp_path / "data" / "status.log").read_text()

@@ -67,8 +67,12 @@ def up(
             redis = stack.enter_context(EmbeddedRedis(data_dir, ends_with_caller=True))
             redis_url = redis.url
             ready |= {"redis": redis.url, "pids": {"redis": redis.pid}}
+        # On a terminal, the lines below are what a person needs; in a pipe or a container, the log is.
+        log_dir = data_dir if sys.stderr.isatty() else None
         services = [
-            stack.enter_context(_Service(verb, folder, redis_url, host, number, has_own_redis=redis is not None))
+            stack.enter_context(
+                _Service(verb, folder, redis_url, host, number, log_dir, has_own_redis=redis is not None)
+            )
             for verb, number in (("planner", port), ("status", status_port))
         ]
         for service in services:
@@ -77,10 +81,12 @@ def up(
                 return
             ready = {**ready, **addresses, "pids": ready["pids"] | addresses["pids"]}
         typer.echo("relibra is up; Ctrl-C stops it")
-        typer.echo(f"  planner  {ready['planner']}: trainers connect here; steps are planned once the log says ready")
+        typer.echo(f"  planner  {ready['planner']}: trainers connect here; steps are planned once its log says ready")
         typer.echo(f"  status   {ready['status']}: open it in a browser")
         if redis is not None:
             typer.echo(f"  redis    {redis.url}, in {data_dir}")
+        if log_dir is not None:
+            typer.echo(f"  log      {log_dir}/planner.log and status.log")
         write_ready_file(ready_file, ready)
         while not stop.wait(_POLL_INTERVAL_S):
             if redis is not None and redis.poll() is not None:
@@ -115,8 +121,18 @@ class _Stop:
 class _Service:
     """A verb of the command line, run as a child process."""
 
-    def __init__(self, verb: str, folder: Path, redis_url: str, host: str, port: int, *, has_own_redis: bool) -> None:
-        self._verb = verb
+    def __init__(
+        self,
+        verb: str,
+        folder: Path,
+        redis_url: str,
+        host: str,
+        port: int,
+        log_dir: Path | None,
+        *,
+        has_own_redis: bool,
+    ) -> None:
+        self._verb, self._log = verb, None if log_dir is None else log_dir / f"{verb}.log"
         self._ready_file = folder / f"{verb}.json"
         self._redis_url = redis_url
         self._has_own_redis = has_own_redis
@@ -134,12 +150,18 @@ class _Service:
             environment.pop("RELIBRA_REDIS_PASSWORD_FILE", None)  # it is for another Redis, for example that of Compose
         if self._verb != "planner":
             environment.pop("RELIBRA_METRICS_PORT", None)  # two services cannot listen on one port
-        self._process = subprocess.Popen(
-            tie([*command, "--ready-file", str(self._ready_file)]),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            env=environment,
-        )
+        with ExitStack() as opened:
+            log = None
+            if self._log is not None:
+                self._log.parent.mkdir(parents=True, exist_ok=True)
+                log = opened.enter_context(self._log.open("wb"))
+            self._process = subprocess.Popen(
+                tie([*command, "--ready-file", str(self._ready_file)]),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                env=environment,
+            )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -154,6 +176,8 @@ class _Service:
         """Return the addresses of the service, or None if `stop` was set first; exit if the service fails to start."""
         while not self._ready_file.exists():
             if self._process.poll() is not None:
+                if self._log is not None:
+                    typer.echo(self._log.read_text(errors="replace").rstrip(), err=True)
                 typer.echo(f"{self._verb} did not start, for the reason that it gave above; stopping", err=True)
                 raise typer.Exit(2)
             if stop.wait(_POLL_INTERVAL_S):
