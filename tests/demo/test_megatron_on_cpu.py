@@ -27,6 +27,7 @@ def test_cuda_devices_are_hidden_and_tensors_land_on_the_cpu() -> None:
     assert result.stdout.split() == ["cpu", "cpu"], result.stderr
 
 
+@pytest.mark.long
 def test_a_process_that_has_used_cuda_is_refused() -> None:
     result = _install("True")
     assert result.returncode == 1

@@ -15,7 +15,7 @@ from relibra.planning.load import home_loads
 from relibra.planning.plan_file import plan_to_bytes
 from relibra.planning.solve import solve
 
-_EXAMPLES = settings(max_examples=120, deadline=None)
+_EXAMPLES = settings(max_examples=60, deadline=None)
 
 
 @given(data=st.data())

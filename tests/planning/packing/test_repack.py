@@ -137,6 +137,7 @@ def test_where_dispatch_is_free_rows_become_alike_and_the_floor_falls():
     assert "packing brings the floor of nodes" in reason
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("params", [PlanParams(), DEAR])
 def test_the_order_in_which_sequences_are_named_matters_little(params):
     """The search draws sequences by index, so the packing may differ, and its cost by a few per cent of the gain."""
