@@ -22,6 +22,7 @@ def _install(sees_devices: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
 
 
+@pytest.mark.long
 def test_cuda_devices_are_hidden_and_tensors_land_on_the_cpu() -> None:
     result = _install("os.environ['CUDA_VISIBLE_DEVICES'] != ''")
     assert result.stdout.split() == ["cpu", "cpu"], result.stderr
