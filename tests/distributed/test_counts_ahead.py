@@ -58,6 +58,7 @@ def test_S5_S1_with_replay_one_gather_serves_a_micro_batch_from_the_second_step_
     assert max(worst.values()) <= TOLERANCE, worst
 
 
+@pytest.mark.long
 @on_ranks(EP4)
 def test_the_comparison_sees_counts_of_another_cell(cluster):
     plain = GatheredAhead.of

@@ -80,6 +80,7 @@ def test_S5_through_hybridep_it_trains_as_plain_megatron_and_has_room_for_redund
     assert config.num_of_experts_per_rank == 6, "four experts and two redundant slots"
 
 
+@pytest.mark.long
 @on_ranks(EP4)
 def test_S5_through_allgather_it_trains_as_plain_megatron(cluster):
     """Its router has the dtype of the model."""

@@ -154,6 +154,7 @@ def test_S6_agents_that_wait_for_one_step_look_together(world: World, attacker: 
         assert next(attack) in ("", "FAILED_PRECONDITION"), "calls wait until there is a plan, for 60 s at most"
 
 
+@pytest.mark.long
 def test_S7_a_step_holds_so_many_sequences_and_is_planned_from_those_scheduled(
     world: World, attacker: Credentials
 ) -> None:

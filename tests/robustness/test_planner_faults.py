@@ -147,6 +147,7 @@ def test_L2_S3_a_planner_that_ends_or_freezes_between_solve_and_publish(world: W
         assert take_step(heir, 2).id.version == 2
 
 
+@pytest.mark.long
 def test_S4_S8_two_planners_on_one_job_solve_every_step_once(world: World) -> None:
     planners = [world.start_planner(), world.start_planner()]
     with world.fault("two planners, both told of every step", "S3 S4 S8") as clock:
