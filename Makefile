@@ -26,7 +26,7 @@ demo: $(READY)all  ## run a real MoE RL job, plain and balanced, on this machine
 demo-rollout: $(READY)all $(WHOLE_JOB_READY)  ## run 20 steps of a whole job of verl with vLLM, balanced and plain, on this machine, and leave its pages up; fetches 1.5 GB, once
 	$(BIN)/python -m benchmarks.whole_job build/whole-job/$$(date +%Y%m%d-%H%M%S) --cpu --python "$(WHOLE_JOB_VENV)/bin/python" --steps 20 --set +relibra.guard=false --keep
 
-# Tests wait for half of their time, so four processes keep two cores busy; what only `make test-all` runs waits less.
+# Tests wait for half of their time, so four processes keep two cores busy.
 test: $(READY)test  ## prove every promise once, without a GPU and on two cores
 	$(BIN)/pytest --numprocesses 4 --ignore tests/frameworks --ignore tests/whole_job -m 'not long'
 
