@@ -26,9 +26,9 @@ demo: $(READY)all  ## run a real MoE RL job, plain and balanced, on this machine
 demo-rollout: $(READY)all $(WHOLE_JOB_READY)  ## run 20 steps of a whole job of verl with vLLM, balanced and plain, on this machine, and leave its pages up; fetches 1.5 GB, once
 	$(BIN)/python -m benchmarks.whole_job build/whole-job/$$(date +%Y%m%d-%H%M%S) --cpu --python "$(WHOLE_JOB_VENV)/bin/python" --steps 20 --set +relibra.guard=false --keep
 
-# Tests wait for a third of their time, so three processes keep two cores busy.
+# Tests wait for half of their time, so four processes keep two cores busy.
 test: $(READY)test  ## prove every promise once, without a GPU and on two cores
-	$(BIN)/pytest --numprocesses 3 --ignore tests/frameworks --ignore tests/whole_job -m 'not long'
+	$(BIN)/pytest --numprocesses 4 --ignore tests/frameworks --ignore tests/whole_job -m 'not long'
 
 test-all: $(READY)dev build/programs/helm  ## run every test that needs no GPU, also those that repeat at length what `make test` shows once
 	$(BIN)/pytest --numprocesses 3 --ignore tests/frameworks --ignore tests/whole_job

@@ -32,6 +32,7 @@ def test_an_open_page_of_a_job_moves_on_to_a_new_attempt_and_says_so(
     assert errors == []
 
 
+@pytest.mark.long
 @pytest.mark.integration
 @pytest.mark.parametrize("path", ["/jobs/job/steps/1", "/jobs/job/steps/1/cells/1/2", "/jobs/job?attempt=1"])
 def test_an_open_page_of_an_attempt_stays_and_says_that_another_is_current(
@@ -63,6 +64,7 @@ def open_page_of_a_job_heard_long_ago(page: Page, redis: EmbeddedRedis) -> Locat
     return heard
 
 
+@pytest.mark.long
 @pytest.mark.integration
 def test_an_open_page_says_when_the_job_was_last_heard(
     page: Page, redis: EmbeddedRedis, job: WatchedJob, run, errors: list[str]
@@ -73,6 +75,7 @@ def test_an_open_page_says_when_the_job_was_last_heard(
     assert errors == []
 
 
+@pytest.mark.long
 @pytest.mark.integration
 def test_a_page_that_was_fetched_before_the_job_was_heard_does_not_hide_the_news(
     page: Page, redis: EmbeddedRedis, job: WatchedJob, run, errors: list[str]

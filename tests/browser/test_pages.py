@@ -15,7 +15,7 @@ from relibra.store import EmbeddedRedis, Role, Store
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 def test_every_page_loads_without_console_errors(page: Page, job: WatchedJob, errors: list[str], scheme) -> None:
     page.emulate_media(color_scheme=scheme)
     for path in PAGES:
@@ -27,6 +27,7 @@ def test_every_page_loads_without_console_errors(page: Page, job: WatchedJob, er
     assert errors == []
 
 
+@pytest.mark.long
 @pytest.mark.integration
 def test_a_page_is_complete_without_scripts(browser: Browser, service: Service, job: WatchedJob) -> None:
     context = browser.new_context(base_url=service.address, java_script_enabled=False)
@@ -38,6 +39,7 @@ def test_a_page_is_complete_without_scripts(browser: Browser, service: Service, 
     context.close()
 
 
+@pytest.mark.long
 @pytest.mark.integration
 def test_empty_pages_say_what_they_will_show(page: Page, run, store: Store, errors: list[str]) -> None:
     page.goto("/")
@@ -62,6 +64,7 @@ def test_a_step_that_was_never_reported_is_refused_by_name(page: Page, job: Watc
     expect(page.locator("main")).to_contain_text("job 'job' has no step 4: steps 1 to 3 are kept")
 
 
+@pytest.mark.long
 @pytest.mark.integration
 @pytest.mark.parametrize("path", ["/jobs/job", "/jobs/job/steps/1", "/jobs/job/steps/1/cells/1/2"])
 def test_charts_show_loading_and_errors_and_recover(page: Page, job: WatchedJob, run, path) -> None:
@@ -86,6 +89,7 @@ def test_charts_show_loading_and_errors_and_recover(page: Page, job: WatchedJob,
     wait_for_charts(page)
 
 
+@pytest.mark.long
 @pytest.mark.integration
 def test_a_table_holds_the_numbers_of_the_charts_by_layer(page: Page, job: WatchedJob) -> None:
     page.goto("/jobs/job/steps/1")
@@ -115,6 +119,7 @@ def test_trouble_is_shown_first(page: Page, job: WatchedJob, run) -> None:
     expect(ranks).to_contain_text("“rank 3 without a plan in time”")
 
 
+@pytest.mark.long
 @pytest.mark.integration
 def test_the_slider_shows_one_micro_batch(page: Page, job: WatchedJob, errors: list[str]) -> None:
     page.goto("/jobs/job/steps/1")
@@ -161,6 +166,7 @@ def test_open_pages_receive_updates(page: Page, job: WatchedJob, run, store: Sto
     assert errors == []
 
 
+@pytest.mark.long
 @pytest.mark.integration
 def test_an_expired_stream_raises_no_alarm(page: Page, job: WatchedJob, run, errors: list[str]) -> None:
     streams: list[str] = []
@@ -216,6 +222,7 @@ def test_S6_a_plan_is_not_shown_to_the_token_of_another_job(
         guarded.stop()
 
 
+@pytest.mark.long
 @pytest.mark.integration
 @pytest.mark.parametrize("path", ["/jobs/job", "/jobs/job/steps/1", "/jobs/job/steps/1/cells/1/2"])
 def test_a_page_of_a_job_that_is_removed_says_so(page: Page, job: WatchedJob, run, store: Store, path: str) -> None:
@@ -226,6 +233,7 @@ def test_a_page_of_a_job_that_is_removed_says_so(page: Page, job: WatchedJob, ru
     expect(page.locator("main")).to_contain_text("job 'job' is not registered")
 
 
+@pytest.mark.long
 @pytest.mark.integration
 def test_a_cell_of_a_replaced_plan_is_reloaded(page: Page, job: WatchedJob, run, store: Store) -> None:
     path = "/jobs/job/steps/1/cells/1/2"
@@ -244,6 +252,7 @@ def test_a_cell_of_a_replaced_plan_is_reloaded(page: Page, job: WatchedJob, run,
     expect(page.locator("main")).to_have_attribute("data-page", f"cell {plan_id}")
 
 
+@pytest.mark.long
 @pytest.mark.integration
 def test_redis_may_go_and_come_back_under_an_open_page(
     page: Page, redis: EmbeddedRedis, job: WatchedJob, run, errors: list[str]
@@ -275,6 +284,7 @@ def test_redis_may_go_and_come_back_under_an_open_page(
     expect(page.locator("#steps tbody tr")).to_have_count(4)
 
 
+@pytest.mark.long
 @pytest.mark.integration
 def test_the_service_may_go_and_come_back_under_an_open_page(
     page: Page, service: Service, job: WatchedJob, run

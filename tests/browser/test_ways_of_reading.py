@@ -25,6 +25,7 @@ def test_no_page_is_wider_than_a_phone(page: Page, job: WatchedJob, errors: list
     assert errors == []
 
 
+@pytest.mark.long
 def test_titles_of_heat_maps_do_not_overlap_and_ticks_are_whole(page: Page, job: WatchedJob) -> None:
     for size in (PHONE, {"width": 1280, "height": 800}):
         page.set_viewport_size(size)
@@ -58,6 +59,7 @@ def test_a_chart_is_walked_and_opened_with_the_keyboard(page: Page, job: Watched
     assert errors == []
 
 
+@pytest.mark.long
 def test_tables_that_scroll_are_reached_with_the_keyboard(page: Page, job: WatchedJob) -> None:
     page.set_viewport_size(PHONE)
     page.goto("/jobs/job/steps/1")
@@ -69,6 +71,7 @@ def test_tables_that_scroll_are_reached_with_the_keyboard(page: Page, job: Watch
     expect(page.locator(".scroll[tabindex]")).to_have_count(0)
 
 
+@pytest.mark.long
 def test_the_chosen_micro_batch_is_in_the_address(page: Page, job: WatchedJob) -> None:
     page.goto("/jobs/job/steps/1")
     page.get_by_role("slider", name="Micro-batch").press("ArrowRight")
@@ -80,6 +83,7 @@ def test_the_chosen_micro_batch_is_in_the_address(page: Page, job: WatchedJob) -
     page.wait_for_url("**/jobs/job/steps/1?attempt=1")
 
 
+@pytest.mark.long
 def test_times_of_steps_are_in_the_table_and_on_the_axis_that_the_address_holds(
     page: Page, job: WatchedJob, errors: list[str]
 ) -> None:
@@ -100,6 +104,7 @@ def test_times_of_steps_are_in_the_table_and_on_the_axis_that_the_address_holds(
     assert errors == []
 
 
+@pytest.mark.long
 def test_jobs_that_train_stand_above_those_that_wait_and_can_be_searched(
     page: Page, job: WatchedJob, run, store: Store
 ) -> None:

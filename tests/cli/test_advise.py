@@ -115,6 +115,7 @@ def test_few_sequences_are_not_enough(tmp_path, model):
     assert "at least 32 sequences; there are 20" in printed
 
 
+@pytest.mark.long
 def test_S9_a_trace_of_another_model_is_never_a_reason_to_turn_it_on(tmp_path):
     asked = ("--model", "gpt-oss-20b", *_SMALL)
     printed = _run(_trace(tmp_path / "trace.npz", 80, variance=2.0), *asked, status=1)

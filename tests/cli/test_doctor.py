@@ -1,8 +1,17 @@
 import json
 from importlib.metadata import version
 
+import pytest
+
 from harness.robustness.world import is_serving
 from harness.services import Service, eventually
+from relibra.cli.checks import megatron
+
+
+@pytest.fixture(autouse=True)
+def without_megatron(monkeypatch):
+    """Leave out the check of megatron-core, which has tests of its own: it takes seconds to import."""
+    monkeypatch.setattr(megatron, "examine", list)
 
 
 def test_running_services_pass_with_this_version(relibra, watched, tmp_path):

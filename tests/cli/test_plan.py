@@ -193,8 +193,9 @@ def test_S2_plans_of_real_routing_are_valid_and_balanced(traces_dir, tmp_path, n
     assert verdict["moved_experts"] == said["num_moved_experts"]
 
 
+@pytest.mark.long
 @pytest.mark.traces
-@pytest.mark.parametrize("name", [pytest.param("gpt-oss-20b_mmlu", marks=pytest.mark.long), "deepseek-v2-lite_esft"])
+@pytest.mark.parametrize("name", ["gpt-oss-20b_mmlu", "deepseek-v2-lite_esft"])
 def test_S2_packed_plans_of_real_routing_are_valid_and_better(traces_dir, tmp_path, name):
     trace, output = traces_dir / f"{name}.npz", tmp_path / "plan.npz"
     said = json.loads(_run(trace, "--nodes", 4, "--pack", "--micro-batches", 8, "--output", output, "--json"))

@@ -40,6 +40,7 @@ def test_S5_demo_is_neutral_and_as_balanced_as_planned(tmp_path: Path) -> None:
     assert "2 of 2 steps moved experts and made replicas" in stdout
 
 
+@pytest.mark.long
 @pytest.mark.integration
 def test_sigterm_leaves_nothing_behind(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "relibra.cli", "demo", "--steps", "2", "--data-dir", str(tmp_path)]

@@ -22,11 +22,13 @@ def _install(sees_devices: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
 
 
+@pytest.mark.long
 def test_cuda_devices_are_hidden_and_tensors_land_on_the_cpu() -> None:
     result = _install("os.environ['CUDA_VISIBLE_DEVICES'] != ''")
     assert result.stdout.split() == ["cpu", "cpu"], result.stderr
 
 
+@pytest.mark.long
 def test_a_process_that_has_used_cuda_is_refused() -> None:
     result = _install("True")
     assert result.returncode == 1

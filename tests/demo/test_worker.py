@@ -26,6 +26,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     return start
 
 
+@pytest.mark.long
 def test_a_worker_runs_on_the_cpu_of_a_host_with_cuda_devices(start: Start) -> None:
     worker = start("import torch; pipe.send((os.environ['CUDA_VISIBLE_DEVICES'], torch.cuda.is_available()))")
     try:

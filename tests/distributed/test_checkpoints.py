@@ -59,12 +59,16 @@ def arrange(cluster, num_chunks):
             id="ep2_to_ep4_sharded",
             marks=pytest.mark.long,
         ),
-        pytest.param(TO_TWO_GROUPS | {"grouped": True}, id="grouped"),
+        pytest.param(TO_TWO_GROUPS | {"grouped": True}, id="grouped", marks=pytest.mark.long),
         pytest.param(IN_STAGES | {"mtp_num_layers": 2}, id="pipeline", marks=pytest.mark.long),
-        pytest.param(IN_STAGES | {"num_chunks": 2, "sharded": True}, id="pipeline_of_chunks_sharded"),
-        pytest.param(TO_TWO_GROUPS | SHARDED_BF16 | {"kind": "remainders"}, id="remainders"),
         pytest.param(
-            TO_TWO_GROUPS | SHARDED_BF16 | {"kind": "half_offloaded_beside_fused"}, id="half_offloaded_beside_fused"
+            IN_STAGES | {"num_chunks": 2, "sharded": True}, id="pipeline_of_chunks_sharded", marks=pytest.mark.long
+        ),
+        pytest.param(TO_TWO_GROUPS | SHARDED_BF16 | {"kind": "remainders"}, id="remainders", marks=pytest.mark.long),
+        pytest.param(
+            TO_TWO_GROUPS | SHARDED_BF16 | {"kind": "half_offloaded_beside_fused"},
+            id="half_offloaded_beside_fused",
+            marks=pytest.mark.long,
         ),
     ],
 )
@@ -112,6 +116,7 @@ def round_trips(*, saved_with, loaded_with, num_chunks=None, num_experts=12, kin
         return same(plain.state(), want) if loads_plainly else [], same(elsewhere.state(), want)
 
 
+@pytest.mark.long
 @on_ranks(EP4, alone=True)
 def test_S5_the_round_trip_sees_experts_saved_by_place(cluster):
     with mock.patch.object(hooks, "logical_sharded_state_dict", lambda module, *_: module.sharded_state_dict):

@@ -47,7 +47,9 @@ def train(cluster, **options):
     return watched, differences.worst()
 
 
-@pytest.mark.parametrize("recomputation", ["none", "selective", "full"])
+@pytest.mark.parametrize(
+    "recomputation", [*(pytest.param(each, marks=pytest.mark.long) for each in ("none", "selective")), "full"]
+)
 @on_ranks(EP4, EP2_EDP2, EP2_PP2, EP2_VPP, TP2_EP2_EDP2, runs_on_a_device=True)
 def test_S5_S1_with_replay_one_gather_serves_a_micro_batch_from_the_second_step_on(cluster, recomputation):
     (first, second), worst = train(cluster, **RECOMPUTE[recomputation])
@@ -56,6 +58,7 @@ def test_S5_S1_with_replay_one_gather_serves_a_micro_batch_from_the_second_step_
     assert max(worst.values()) <= TOLERANCE, worst
 
 
+@pytest.mark.long
 @on_ranks(EP4)
 def test_the_comparison_sees_counts_of_another_cell(cluster):
     plain = GatheredAhead.of
@@ -63,6 +66,7 @@ def test_the_comparison_sees_counts_of_another_cell(cluster):
         assert "counts are those chosen" in noticed(lambda: train(cluster))
 
 
+@pytest.mark.long
 @on_ranks(EP4, EP2_VPP)
 def test_without_replay_every_split_cell_gathers(cluster):
     job, _ = balanced_job(cluster, native=True)
@@ -97,6 +101,7 @@ def test_S5_the_replay_of_megatron_tells_ahead(cluster):
     assert_tells_ahead(cluster)
 
 
+@pytest.mark.long
 @on_ranks(CP2_EP2_EDP2)
 def test_S5_the_replay_of_megatron_tells_ahead_under_context_parallelism(cluster):
     assert_tells_ahead(cluster, context_parallel_size=2)
@@ -183,6 +188,7 @@ def test_S1_S5_counts_that_differ_by_little_are_gathered_ahead_and_change_no_res
     assert max(worst.values()) <= TOLERANCE, worst
 
 
+@pytest.mark.long
 @on_ranks(EP4)
 def test_S1_phases_of_a_step_gather_each_in_its_own_way(cluster):
     """Routing is recorded in the first pass of a step, as with R2, and replayed in the second."""

@@ -60,7 +60,9 @@ def trained(cluster, native=False, **options):
         return compare(cluster, sharded=True, bf16=False, experts=GROUPED | FUSED | {"native": native}, **options)
 
 
-@pytest.mark.parametrize("native", [False, True], ids=["replayed", "routers_decide"])
+@pytest.mark.parametrize(
+    "native", [False, pytest.param(True, marks=pytest.mark.long)], ids=["replayed", "routers_decide"]
+)
 @on_ranks(TP2_ETP2_EP2)
 def test_S5_experts_that_are_cut_over_ranks_train_as_plain_megatron(cluster, native):
     """Two ranks hold halves of the same experts, and only the first of them reports."""
@@ -83,6 +85,7 @@ def test_S5_the_comparison_sees_replicas_of_half_an_expert(cluster):
         assert trained(cluster).worst["grad"] > 0.1
 
 
+@pytest.mark.long
 @on_ranks(TP2_ETP2_EP2)
 def test_S5_a_checkpoint_of_experts_that_are_cut_loads_without_relibra(cluster):
     with uneven_parts():

@@ -142,10 +142,10 @@ def test_L1_a_rank_that_hangs_is_given_up_after_the_collective_timeout(ranks):
 @pytest.mark.parametrize(
     ("point", "doing", "is_untouched"),
     [
-        ("staging", "staging experts", True),
-        ("exchanging", "exchanging experts", True),
+        pytest.param("staging", "staging experts", True, marks=pytest.mark.long),
+        pytest.param("exchanging", "exchanging experts", True, marks=pytest.mark.long),
         ("written", "writing experts", False),
-        ("between_waves", "staging experts", False),
+        pytest.param("between_waves", "staging experts", False, marks=pytest.mark.long),
     ],
 )
 def test_S1_after_a_death_in_a_reorder_nothing_goes_on(ranks, point, doing, is_untouched):
@@ -164,7 +164,10 @@ def test_S1_after_a_death_in_a_reorder_nothing_goes_on(ranks, point, doing, is_u
 GONE = "RelibraError: ranks [1] of the group did not send or take experts in time"
 
 
-@pytest.mark.parametrize("point", ["fetching", "fetching_again", "sending_gradients"])
+@pytest.mark.parametrize(
+    "point",
+    ["fetching", *(pytest.param(each, marks=pytest.mark.long) for each in ("fetching_again", "sending_gradients"))],
+)
 def test_S5_L1_a_death_between_forward_and_backward_ends_the_step(ranks, point):
     """The step ends before the optimizer steps. Ranks that wait in megatron's collectives get torch's error."""
     peer, *others = survivors(ranks, point)
@@ -174,6 +177,7 @@ def test_S5_L1_a_death_between_forward_and_backward_ends_the_step(ranks, point):
         assert peer.raised.startswith(GONE), "a peer that waits for replicas names who is gone"
 
 
+@pytest.mark.long
 def test_S5_L1_a_peer_of_a_rank_that_hangs_in_a_fetch_gives_up_after_the_collective_timeout(ranks):
     """Ranks of the other node wait in one of megatron's collectives until the process of the victim ends."""
     peer, *others = survivors(ranks, "fetching_again", hangs_until=(0,))
@@ -196,6 +200,7 @@ def test_L1_a_death_in_a_pipeline_stage_ends_all_stages(ranks):
     assert all(survivor.raised != "nothing" for survivor in left)
 
 
+@pytest.mark.long
 def test_L1_a_death_between_two_stages_ends_all_stages(ranks):
     """In the other stage, the rank with the same seat waits at the end of the step, the others at the next step."""
     raised = [each.raised for each in survivors(ranks, "adding_up_stages", layout=EP2_PP2, function=in_a_pipeline)]

@@ -38,7 +38,9 @@ DEEPEP = FLEX | {"moe_flex_dispatcher_backend": "deepep"}
 HYBRIDEP = FLEX | {"moe_flex_dispatcher_backend": "hybridep"}
 FUSED = {"moe_permute_fusion": True}
 CAPACITY = {"moe_expert_capacity_factor": 1.0}
-NATIVE = pytest.mark.parametrize("native", [False, True], ids=["replayed", "routers_decide"])
+NATIVE = pytest.mark.parametrize(
+    "native", [False, pytest.param(True, marks=pytest.mark.long)], ids=["replayed", "routers_decide"]
+)
 
 
 def zero_probabilities():
@@ -78,6 +80,7 @@ def test_S5_through_hybridep_it_trains_as_plain_megatron_and_has_room_for_redund
     assert config.num_of_experts_per_rank == 6, "four experts and two redundant slots"
 
 
+@pytest.mark.long
 @on_ranks(EP4)
 def test_S5_through_allgather_it_trains_as_plain_megatron(cluster):
     """Its router has the dtype of the model."""
@@ -85,12 +88,14 @@ def test_S5_through_allgather_it_trains_as_plain_megatron(cluster):
     assert_trains_as_plain(compare(cluster, **WAY, experts=experts))
 
 
+@pytest.mark.long
 @on_ranks(EP4)
 def test_S5_through_a_fused_permutation_it_trains_as_plain_megatron(cluster):
     with te_permutation.installed():
         assert_trains_as_plain(compare(cluster, **WAY, experts=FUSED))
 
 
+@pytest.mark.long
 @on_ranks(EP4)
 def test_S5_with_a_fused_router_it_trains_as_plain_megatron(cluster):
     """Fused routers decide, as they ignore replay."""
@@ -111,7 +116,7 @@ def test_S5_what_runs_in_production_differs_from_plain_megatron_as_two_plain_run
         assert 0 < got.worst[kind] <= of_plain[kind] / 4, (kind, got.worst[kind], of_plain[kind])
 
 
-@pytest.mark.parametrize("is_deepep", [False, True])
+@pytest.mark.parametrize("is_deepep", [pytest.param(False, marks=pytest.mark.long), True])
 @on_ranks(EP4)
 def test_S5_dropped_tokens_train_as_plain_megatron(cluster, is_deepep):
     experts = CAPACITY | (DEEPEP | FUSED if is_deepep else {"moe_token_drop_policy": "position"})

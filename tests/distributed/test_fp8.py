@@ -31,7 +31,7 @@ def trained(cluster, experts, **options):
         return compare(cluster, sharded=True, bf16=True, experts=experts, **options)
 
 
-@pytest.mark.parametrize("is_padded", [False, True])
+@pytest.mark.parametrize("is_padded", [False, pytest.param(True, marks=pytest.mark.long)])
 @on_ranks(EP2_EDP2)
 def test_S5_fp8_differs_from_plain_megatron_as_two_plain_runs_do(cluster, is_padded):
     """With full recomputation, or with tokens of padding in the routing map, which count as no load.
@@ -108,6 +108,7 @@ def test_S5_the_comparison_sees_a_replica_with_the_quantised_weights_of_another(
         assert trained(cluster, BLOCKWISE).worst["grad"] > 0.5
 
 
+@pytest.mark.long
 @on_ranks(EP2_EDP2)
 def test_S5_a_checkpoint_of_fp8_training_loads_without_relibra(cluster):
     """Beside products, experts have modules that pad tokens. These know the number of products, and hold nothing."""

@@ -1,5 +1,7 @@
 """A job that nobody schedules: agents report what they computed, and a real planner plans the next steps from that."""
 
+import pytest
+
 from harness.distributed.layout import EP4
 from harness.distributed.on_ranks import IS_RANK, on_ranks
 
@@ -44,6 +46,7 @@ if IS_RANK:
 NUM_STEPS, AWAY = 5, 4
 
 
+@pytest.mark.long
 @on_ranks(EP4)
 def test_S5_L1_S9_steps_that_nobody_scheduled_are_planned_from_the_steps_before(cluster):
     with services(cluster) as of_first:

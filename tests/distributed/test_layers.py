@@ -35,15 +35,15 @@ RECOMPUTED_LAYERS = {"recompute_granularity": "selective", "recompute_modules": 
 @pytest.mark.parametrize(
     ("layout", "layers", "sharded", "recomputation"),
     [
-        pytest.param(EP2_VPP, PREDICTION, True, "full", id="prediction"),
+        pytest.param(EP2_VPP, PREDICTION, True, "full", id="prediction", marks=pytest.mark.long),
         pytest.param(EP4, WITH_VISION, False, "none", id="prediction_with_vision"),
         pytest.param(EP2_EDP2, OVERLAP, True, "layers", id="shared_experts_overlapped"),
-        pytest.param(EP2_EDP2, {"moe_latent_size": 16}, False, "layers", id="latent"),
-        pytest.param(EP2_EDP2, DENSE_ADAPTERS, True, "selective", id="dense_adapters"),
-        pytest.param(EP2_EDP2, EXPERT_ADAPTERS, True, "selective", id="expert_adapters"),
-        pytest.param(EP2_EDP2, SHARED_ADAPTERS, True, "selective", id="shared_adapters"),
+        pytest.param(EP2_EDP2, {"moe_latent_size": 16}, False, "layers", id="latent", marks=pytest.mark.long),
+        pytest.param(EP2_EDP2, DENSE_ADAPTERS, True, "selective", id="dense_adapters", marks=pytest.mark.long),
+        pytest.param(EP2_EDP2, EXPERT_ADAPTERS, True, "selective", id="expert_adapters", marks=pytest.mark.long),
+        pytest.param(EP2_EDP2, SHARED_ADAPTERS, True, "selective", id="shared_adapters", marks=pytest.mark.long),
         pytest.param(EP4, SHARED_ADAPTERS, False, "none", id="shared_adapters_on_two_nodes"),
-        pytest.param(EP2_VPP, SUMMED_ONCE, True, "selective", id="shared_adapters_summed_once"),
+        pytest.param(EP2_VPP, SUMMED_ONCE, True, "selective", id="shared_adapters_summed_once", marks=pytest.mark.long),
     ],
 )
 @on_ranks()
@@ -58,6 +58,7 @@ def plainly_trained(cluster, layers):
     return compare(cluster, sharded=False, bf16=False, experts=layers)
 
 
+@pytest.mark.long
 @on_ranks(EP2_EDP2)
 def test_S5_the_comparison_sees_shared_experts_that_a_dispatcher_leaves_out(cluster):
     """The dispatcher over physical slots gets no shared experts."""
@@ -86,6 +87,7 @@ def test_S5_the_comparison_sees_experts_that_move_without_their_adapters(cluster
     assert re.search(r"\.linear_fc1\.adapter\.linear_in\.weight", missed)
 
 
+@pytest.mark.long
 @on_ranks(EP4)
 def test_S5_the_comparison_sees_predictors_whose_experts_are_named_by_place(cluster):
     plain = Agent._logical

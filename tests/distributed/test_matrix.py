@@ -1,8 +1,8 @@
 """A GPT trains under random plans as under plain megatron-core, in every common way of training (S5).
 
 There are twelve ways: three kinds of recomputation, two optimizers, two dtypes. Every layout trains with every kind of
-recomputation and its own pair of optimizer and dtype, so that each way is taken on one layout. The long tests train in
-all ways on all layouts.
+recomputation and its own pair of optimizer and dtype, so that each way is taken on one layout. What is not long trains
+with full recomputation. The long tests train in all ways on all layouts.
 """
 
 import itertools
@@ -30,6 +30,7 @@ if IS_RANK:
     from harness.distributed.optimizers import stand_ins
 
 RECOMPUTATION = ("none", "selective", "full")
+_LONG_OR_FULL = [*(pytest.param(each, marks=pytest.mark.long) for each in RECOMPUTATION[:2]), RECOMPUTATION[2]]
 PAIRS = {
     EP4: ("plain", "fp32"),
     EP2_EDP2: ("sharded", "bf16"),
@@ -56,7 +57,7 @@ def trains_as_plain_megatron(cluster, recomputation, optimizer, dtype, *, share_
         assert_rounded(got, rounding(cluster, sharded=optimizer == "sharded"), share_of_norm=share_of_norm)
 
 
-@pytest.mark.parametrize("recomputation", RECOMPUTATION)
+@pytest.mark.parametrize("recomputation", _LONG_OR_FULL)
 @pytest.mark.parametrize(("layout", "optimizer", "dtype"), [(layout, *pair) for layout, pair in PAIRS.items()], ids=str)
 @on_ranks(runs_on_a_device=True)
 def test_S5_every_way_of_training_is_that_of_plain_megatron(cluster, optimizer, dtype, recomputation):
@@ -77,6 +78,7 @@ def test_S5_every_other_way_of_training_is_that_of_plain_megatron(cluster, optim
     trains_as_plain_megatron(cluster, recomputation, optimizer, dtype, share_of_norm=share_of_norm)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("layout", "optimizer", "dtype"), [(layout, *pair) for layout, pair in PAIRS.items()], ids=str)
 @on_ranks()
 def test_S5_recomputation_changes_no_bit_and_its_weights_serve_the_backward(cluster, optimizer, dtype):
@@ -96,7 +98,9 @@ def test_every_way_is_taken_on_one_layout():
 @pytest.mark.parametrize(
     ("recomputation", "sharded"), [pytest.param("none", False, marks=pytest.mark.long), ("full", True)]
 )
-@pytest.mark.parametrize("experts", ["grouped", "fused", "grouped_fused"])
+@pytest.mark.parametrize(
+    "experts", [*(pytest.param(each, marks=pytest.mark.long) for each in ("grouped", "fused")), "grouped_fused"]
+)
 @on_ranks(EP2_EDP2, runs_on_a_device=True)
 def test_S5_any_kind_of_experts_trains_as_plain_megatron(cluster, experts, recomputation, sharded):
     """Grouped products, and weight gradients that kernels add to `main_grad`, as in Transformer Engine."""
@@ -111,7 +115,13 @@ def test_S5_what_runs_in_production_trains_as_plain_megatron(cluster):
     in_production(cluster)
 
 
-@pytest.mark.parametrize("kind", ["remainders", "half_offloaded_beside_fused", "offloaded"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "half_offloaded_beside_fused",
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("remainders", "offloaded")),
+    ],
+)
 @on_ranks(EP2_EDP2)
 def test_S5_with_state_of_few_bits_or_in_host_memory_it_trains_as_plain_megatron(cluster, kind):
     """Megatron's precision-aware optimizer, and its optimizer that offloads state, over stand-ins for CUDA."""
@@ -128,7 +138,9 @@ def in_production(cluster, **options):
     assert any(gathered(got.is_shared_within_a_parameter)), "shards are cut within a parameter of an expert"
 
 
-@pytest.mark.parametrize(("recomputation", "optimizer"), [("none", "plain"), ("full", "sharded")])
+@pytest.mark.parametrize(
+    ("recomputation", "optimizer"), [pytest.param("none", "plain", marks=pytest.mark.long), ("full", "sharded")]
+)
 @on_ranks(TP2_EP2_EDP2)
 def test_S5_with_tensor_parallel_attention_experts_train_as_plain_megatron(cluster, recomputation, optimizer):
     """A rank routes its part of the sequence, and experts are whole on every rank."""
@@ -141,10 +153,10 @@ def test_S5_with_tensor_parallel_attention_experts_train_as_plain_megatron(clust
     ("layout", "recomputation"),
     [
         (EP4, "selective"),
-        (EP2_EDP2, "full"),
-        (EP2_PP2, "none"),
+        pytest.param(EP2_EDP2, "full", marks=pytest.mark.long),
+        pytest.param(EP2_PP2, "none", marks=pytest.mark.long),
         (EP2_VPP, "full"),
-        (TP2_EP2_EDP2, "none"),
+        pytest.param(TP2_EP2_EDP2, "none", marks=pytest.mark.long),
     ],
     ids=str,
 )

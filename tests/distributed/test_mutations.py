@@ -29,6 +29,7 @@ def test_S5_the_comparison_sees_routers_that_do_not_follow_the_routing_of_their_
         assert compare(cluster, **WAY).worst["grad"] > 0.1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("native", [False, True], ids=["replayed", "routers_decide"])
 @on_ranks(EP4)
 def test_S5_the_comparison_sees_backwards_with_the_weights_that_the_last_forward_left_in_its_slots(cluster, native):
@@ -36,6 +37,7 @@ def test_S5_the_comparison_sees_backwards_with_the_weights_that_the_last_forward
         assert compare(cluster, **WAY, experts={"native": native}).worst["grad"] > 0.1
 
 
+@pytest.mark.long
 @on_ranks(EP4)
 def test_S5_the_comparison_sees_recomputation_of_another_micro_batch(cluster):
     """The losses of the first step are right, so they do not show the mutation."""
@@ -69,6 +71,7 @@ def test_S5_recomputation_without_its_micro_batch_is_refused(cluster):
     job.agent.detach()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("native", [False, True], ids=["replayed", "routers_decide"])
 @on_ranks(EP2_EDP2)
 def test_S5_the_comparison_sees_replica_gradients_that_ddp_ignores(cluster, native):

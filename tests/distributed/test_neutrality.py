@@ -107,7 +107,7 @@ def reordered(cluster, **options):
     return neutrality(cluster, plan={"replicate": False}, clip_grad=0.0, **options)
 
 
-@pytest.mark.parametrize("transport", ["process_group", "symmetric"])
+@pytest.mark.parametrize("transport", ["process_group", pytest.param("symmetric", marks=pytest.mark.long)])
 @on_ranks(EP4, runs_on_a_device=True)
 def test_S5_all_micro_batches_in_flight_train_as_plain_megatron(cluster, transport):
     assert_equal(neutrality(cluster, optimizer="sgd", transport=transport))
@@ -121,6 +121,7 @@ def test_S5_two_expert_parallel_groups_train_as_plain_megatron(cluster):
     assert_equal(got)
 
 
+@pytest.mark.long
 @on_ranks(CP2_EP2_EDP2)
 def test_S5_under_context_parallelism_layers_train_as_plain_megatron(cluster):
     """This layout has MoE layers only, because attention over a split sequence needs Transformer Engine."""
@@ -140,19 +141,27 @@ def test_S5_reordering_shards_of_the_distributed_optimizer_is_bitwise(cluster):
     assert set(reordered(cluster, ddp=OVERLAPPED, **BF16).worst.values()) == {0.0}
 
 
-@pytest.mark.parametrize("kind", ["remainders", "half_offloaded", "fp16"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("remainders", marks=pytest.mark.long),
+        "half_offloaded",
+        pytest.param("fp16", marks=pytest.mark.long),
+    ],
+)
 @on_ranks(EP2_EDP2)
 def test_S5_state_of_few_bits_or_in_host_memory_is_reordered_bitwise(cluster, kind):
     """Half offloaded, the main weights of some experts are in host memory, and those of others on the device."""
     assert set(reordered(cluster, kind=kind, ddp=OVERLAPPED, **BF16).worst.values()) == {0.0}
 
 
+@pytest.mark.long
 @on_ranks(EP4)
 def test_S5_state_in_fp8_is_reordered_bitwise(cluster):
     assert set(reordered(cluster, kind="fp8", ddp=OVERLAPPED, **BF16).worst.values()) == {0.0}
 
 
-@pytest.mark.parametrize("kind", ["fp16", "half_offloaded"])
+@pytest.mark.parametrize("kind", ["fp16", pytest.param("half_offloaded", marks=pytest.mark.long)])
 @on_ranks(EP2_EDP2)
 def test_S5_the_comparison_sees_scales_and_offloaded_weights_left_behind(cluster, kind):
     """Main weights in host memory stay, as if they were found in the state that the first step makes."""
@@ -164,6 +173,7 @@ def test_S5_the_comparison_sees_scales_and_offloaded_weights_left_behind(cluster
     assert min(got.worst[what] for what in ("moments", "weights")) > 0.01
 
 
+@pytest.mark.long
 @on_ranks(EP4)
 def test_S5_replicas_and_state_in_host_memory_without_the_distributed_optimizer(cluster):
     assert_equal(neutrality(cluster, kind="offloaded_alone", optimizer="sgd"))
@@ -224,7 +234,11 @@ def test_S5_the_comparison_sees_moments_left_behind(cluster):
 
 
 @pytest.mark.parametrize(
-    ("transport", "host_copy"), [("process_group", False), ("process_group", True), ("symmetric", True)]
+    ("transport", "host_copy"),
+    [
+        ("process_group", False),
+        *(pytest.param(each, True, marks=pytest.mark.long) for each in ("process_group", "symmetric")),
+    ],
 )
 @on_ranks(EP4, runs_on_a_device=True)
 def test_S5_both_phases_of_a_step_execute_one_plan(cluster, transport, host_copy):
@@ -264,6 +278,7 @@ def test_S5_both_phases_of_a_step_execute_one_plan(cluster, transport, host_copy
     assert max(differences.of.values()) <= TOLERANCE, differences.of
 
 
+@pytest.mark.long
 @on_ranks(EP2_EDP2, runs_on_a_device=True)
 def test_S5_replicas_are_copied_from_gathered_parameters(cluster):
     """A reorder gathers parameters. Without one, their all-gather still runs when the forward begins."""
@@ -275,6 +290,7 @@ def test_S5_replicas_are_copied_from_gathered_parameters(cluster):
         assert neutrality(cluster, mutation=no_wait, **stay).worst["output"] > 1e-3
 
 
+@pytest.mark.long
 @on_ranks(EP4, runs_on_a_device=True)
 def test_S5_without_ddp_gradients_of_replicas_end_in_grad(cluster):
     """Attach to a bare network without optimizer."""

@@ -1,5 +1,7 @@
 """Planned steps that are not faster are given up, and said; faster ones go on (N1). Time is logical."""
 
+import pytest
+
 from harness.distributed.layout import EP4, NODE
 from harness.distributed.on_ranks import IS_RANK, on_ranks
 
@@ -136,6 +138,7 @@ def test_N1_S5_plans_that_are_faster_go_on_after_the_trial(cluster):
     balanced.agent.detach()
 
 
+@pytest.mark.long
 @on_ranks(NODE)
 def test_N1_a_job_goes_back_to_plans_once_they_are_faster(cluster):
     """The pause between trials is cut short, so that few steps show it."""

@@ -1,5 +1,7 @@
 """Jobs that only observe: their pages show what balancing would gain, and nothing of their training changes."""
 
+import pytest
+
 from harness.distributed.layout import EP2_PP2, EP4, NODE
 from harness.distributed.on_ranks import IS_RANK, on_ranks
 
@@ -171,6 +173,7 @@ def test_S5_an_observed_model_of_megatron_trains_exports_and_checkpoints_as_with
     dist.barrier()
 
 
+@pytest.mark.long
 @on_ranks(EP2_PP2)
 def test_every_pipeline_stage_reports_its_own_layers(cluster):
     job = GptJob(cluster)

@@ -38,72 +38,75 @@ def graph(impl="transformer_engine", **options):
     return {"cuda_graph_impl": impl} | options
 
 
+_REFUSED = [
+    (
+        {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "ncclep"},
+        "moe_flex_dispatcher_backend='ncclep'",
+        "'deepep' or 'hybridep'",
+    ),
+    ({"moe_permute_fusion_into_hybridep": True}, "not tested", "moe_permute_fusion_into_hybridep=False"),
+    (
+        {"use_transformer_engine_op_fuser": True, "moe_use_grouped_tensor": True},
+        "use_transformer_engine_op_fuser=True",
+        "use_transformer_engine_op_fuser=False",
+    ),
+    ({"moe_use_grouped_tensor": True}, "not tested", "moe_use_grouped_tensor=False"),
+    ({"expert_gtp_weight_remat_size": 2}, "(expert_gtp_weight_remat_size)", "num_weight_shards=None"),
+    ({"expert_tensor_parallel_num_weight_shards": 2}, "shards weights of experts", "num_weight_shards=None"),
+    ({"gtp_weight_remat_size": 2}, "(gtp_weight_remat_size)", "tensor_parallel_num_weight_shards=None"),
+    ({"tensor_parallel_num_weight_shards": 2}, "(gtp_weight_remat_size)", "tensor_parallel_num_weight_shards=None"),
+    ({"moe_router_fusion": True}, "ignores routing replay", "moe_router_fusion=False"),
+    ({"overlap_moe_expert_parallel_comm": True}, "in pieces", "overlap_moe_expert_parallel_comm=False"),
+    ({"delay_wgrad_compute": True}, "too late for replicas", "delay_wgrad_compute=False"),
+    ({"overlap_dispatch_backward_with_experts_wgrad": True}, "too late for replicas", "experts_wgrad=False"),
+    (
+        {"cpu_offloading": True, "cpu_offloading_num_layers": 1},
+        "cpu_offloading=True",
+        "cpu_offloading=False and recompute_granularity",
+    ),
+    ({"fine_grained_activation_offloading": True}, "=True", "fine_grained_activation_offloading=False"),
+    ({"moe_paged_stash": True}, "=True", "moe_paged_stash=False"),
+    ({"moe_expert_rank_capacity_factor": 1.5}, "dropping tokens", "moe_expert_rank_capacity_factor=None"),
+    (fp8(fp8_recipe="delayed"), "fp8_recipe='delayed'", "fp8_recipe='blockwise', 'tensorwise' or 'mxfp8'"),
+    (fp8(fp8_recipe="custom"), "fp8_recipe='custom'", "fp8_recipe='blockwise', 'tensorwise' or 'mxfp8'"),
+    (fp8(fp8_param=True), "fp8_param=True", "fp8_param_gather=False"),
+    (fp8(moe_grouped_gemm=False), "moe_grouped_gemm=False", "moe_grouped_gemm=True"),
+    (fp8(), "fp8 with SequentialMLP", "moe_grouped_gemm=True"),
+    ({"fp4": "e2m1"}, "fp4 experts", "fp8 or bf16 experts"),
+    (
+        graph(cuda_graph_scope=[]),
+        "CUDA graph over MoE layers (cuda_graph_scope full layer)",
+        "cuda_graph_scope='attn'",
+    ),
+    ({"use_kitchen": True}, "use_kitchen=True", "use_kitchen=False"),
+    (
+        graph("local", cuda_graph_scope=["attn"]),
+        "(cuda_graph_impl local)",
+        "cuda_graph_impl='transformer_engine'",
+    ),
+    (
+        graph(cuda_graph_scope=["attn", "moe"]),
+        "CUDA graph over MoE layers (cuda_graph_scope attn, moe)",
+        "cuda_graph_scope='attn'",
+    ),
+    (graph(cuda_graph_scope=["moe_router"]), "(cuda_graph_scope moe_router)", "cuda_graph_scope='attn'"),
+    (
+        graph(cuda_graph_scope=["moe_preprocess"]),
+        "(cuda_graph_scope moe_preprocess), which would run the agent's hooks only",
+        "cuda_graph_scope='attn'",
+    ),
+    (graph(cuda_graph_scope=["full_iteration"]), "(cuda_graph_scope full_iteration)", "cuda_graph_scope='attn'"),
+    (
+        graph(cuda_graph_scope=None, cuda_graph_modules=["moe"]),
+        "(cuda_graph_scope moe)",
+        "cuda_graph_scope='attn'",
+    ),
+]
+
+
 @pytest.mark.parametrize(
     ("options", "message", "alternative"),
-    [
-        (
-            {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "ncclep"},
-            "moe_flex_dispatcher_backend='ncclep'",
-            "'deepep' or 'hybridep'",
-        ),
-        ({"moe_permute_fusion_into_hybridep": True}, "not tested", "moe_permute_fusion_into_hybridep=False"),
-        (
-            {"use_transformer_engine_op_fuser": True, "moe_use_grouped_tensor": True},
-            "use_transformer_engine_op_fuser=True",
-            "use_transformer_engine_op_fuser=False",
-        ),
-        ({"moe_use_grouped_tensor": True}, "not tested", "moe_use_grouped_tensor=False"),
-        ({"expert_gtp_weight_remat_size": 2}, "(expert_gtp_weight_remat_size)", "num_weight_shards=None"),
-        ({"expert_tensor_parallel_num_weight_shards": 2}, "shards weights of experts", "num_weight_shards=None"),
-        ({"gtp_weight_remat_size": 2}, "(gtp_weight_remat_size)", "tensor_parallel_num_weight_shards=None"),
-        ({"tensor_parallel_num_weight_shards": 2}, "(gtp_weight_remat_size)", "tensor_parallel_num_weight_shards=None"),
-        ({"moe_router_fusion": True}, "ignores routing replay", "moe_router_fusion=False"),
-        ({"overlap_moe_expert_parallel_comm": True}, "in pieces", "overlap_moe_expert_parallel_comm=False"),
-        ({"delay_wgrad_compute": True}, "too late for replicas", "delay_wgrad_compute=False"),
-        ({"overlap_dispatch_backward_with_experts_wgrad": True}, "too late for replicas", "experts_wgrad=False"),
-        (
-            {"cpu_offloading": True, "cpu_offloading_num_layers": 1},
-            "cpu_offloading=True",
-            "cpu_offloading=False and recompute_granularity",
-        ),
-        ({"fine_grained_activation_offloading": True}, "=True", "fine_grained_activation_offloading=False"),
-        ({"moe_paged_stash": True}, "=True", "moe_paged_stash=False"),
-        ({"moe_expert_rank_capacity_factor": 1.5}, "dropping tokens", "moe_expert_rank_capacity_factor=None"),
-        (fp8(fp8_recipe="delayed"), "fp8_recipe='delayed'", "fp8_recipe='blockwise', 'tensorwise' or 'mxfp8'"),
-        (fp8(fp8_recipe="custom"), "fp8_recipe='custom'", "fp8_recipe='blockwise', 'tensorwise' or 'mxfp8'"),
-        (fp8(fp8_param=True), "fp8_param=True", "fp8_param_gather=False"),
-        (fp8(moe_grouped_gemm=False), "moe_grouped_gemm=False", "moe_grouped_gemm=True"),
-        (fp8(), "fp8 with SequentialMLP", "moe_grouped_gemm=True"),
-        ({"fp4": "e2m1"}, "fp4 experts", "fp8 or bf16 experts"),
-        (
-            graph(cuda_graph_scope=[]),
-            "CUDA graph over MoE layers (cuda_graph_scope full layer)",
-            "cuda_graph_scope='attn'",
-        ),
-        ({"use_kitchen": True}, "use_kitchen=True", "use_kitchen=False"),
-        (
-            graph("local", cuda_graph_scope=["attn"]),
-            "(cuda_graph_impl local)",
-            "cuda_graph_impl='transformer_engine'",
-        ),
-        (
-            graph(cuda_graph_scope=["attn", "moe"]),
-            "CUDA graph over MoE layers (cuda_graph_scope attn, moe)",
-            "cuda_graph_scope='attn'",
-        ),
-        (graph(cuda_graph_scope=["moe_router"]), "(cuda_graph_scope moe_router)", "cuda_graph_scope='attn'"),
-        (
-            graph(cuda_graph_scope=["moe_preprocess"]),
-            "(cuda_graph_scope moe_preprocess), which would run the agent's hooks only",
-            "cuda_graph_scope='attn'",
-        ),
-        (graph(cuda_graph_scope=["full_iteration"]), "(cuda_graph_scope full_iteration)", "cuda_graph_scope='attn'"),
-        (
-            graph(cuda_graph_scope=None, cuda_graph_modules=["moe"]),
-            "(cuda_graph_scope moe)",
-            "cuda_graph_scope='attn'",
-        ),
-    ],
+    [*_REFUSED[:4], *(pytest.param(*each, marks=pytest.mark.long) for each in _REFUSED[4:])],
     ids=str,
 )
 @on_ranks(EP4)
@@ -122,7 +125,10 @@ def test_S5_options_with_which_megatron_builds_here_are_refused_with_the_alterna
     assert_refused(refused(cluster, Trained(cluster, **on_input)), "=True", "moe_apply_probs_on_input=False")
 
 
-@pytest.mark.parametrize("options", [{"moe_router_fusion": True}, {"moe_router_load_balancing_type": "sinkhorn"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"moe_router_fusion": True}, pytest.param({"moe_router_load_balancing_type": "sinkhorn"}, marks=pytest.mark.long)],
+)
 @on_ranks(EP4)
 def test_S5_routing_that_routers_would_ignore_is_refused_with_the_alternative(cluster, options):
     """Attach without routing replay, and set routing."""

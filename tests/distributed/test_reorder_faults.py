@@ -88,7 +88,7 @@ FAULTS = {
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("layout", "kind"),
-    [(EP4, None), (EP2_EDP2, None), (EP2_EDP2, "half_offloaded")],
+    [(EP4, None), pytest.param(EP2_EDP2, None, marks=pytest.mark.long), (EP2_EDP2, "half_offloaded")],
     ids=["ep4", "sharded", "offloaded"],
 )
 def test_S1_S5_S7_a_failure_at_any_point_moves_nothing_anywhere_and_training_does_not_notice(ranks, layout, kind):

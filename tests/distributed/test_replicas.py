@@ -79,6 +79,7 @@ def settled_bytes():
     return looks[-1]
 
 
+@pytest.mark.long
 @on_ranks(EP4)
 def test_S7_forwards_without_a_backward_leave_nothing_behind(cluster):
     """Run forwards without a backward, and one that fails. A step after them must end as a step before them.

@@ -44,6 +44,7 @@ def test_nothing_is_faster_than_balance_and_relibra_comes_closest_beside_ultraep
     assert outcomes["relibra"].of_balanced.mid > 0.97
 
 
+@pytest.mark.long
 def test_every_figure_has_a_range_around_it(outcomes):
     for each in outcomes.values():
         assert each.of_balanced.low <= each.of_balanced.mid <= each.of_balanced.high
@@ -57,6 +58,7 @@ def test_every_figure_has_a_range_around_it(outcomes):
     assert 0.01 < ours.high - ours.low < 0.15
 
 
+@pytest.mark.long
 def test_an_all_to_all_makes_imbalance_dearer_and_balance_harder_to_reach(steps, outcomes):
     before, now = steps
     every_copy = replace(_TRAINING, dispatcher=Dispatcher.ALLTOALL)
@@ -81,6 +83,7 @@ def test_where_the_host_costs_nothing_both_halves_together_have_the_least_imbala
     assert 0 < found[-1].step.decision_s < 0.001 * found[-1].step.total_s + 0.1
 
 
+@pytest.mark.long
 def test_without_replay_relibra_is_still_better_than_placements_that_know_the_step(steps, outcomes):
     before, now = steps
     (history,) = simulate(now, before, _TRAINING, ["relibra"], level=Level.HISTORY)

@@ -73,24 +73,41 @@ def test_the_quick_start_shows_the_loop_of_the_example() -> None:
     assert f"\n\n\n{shown}\n\n" in (FOLDER / "train.py").read_text(encoding="utf-8")
 
 
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the folder."""
+    return Path(shutil.copytree(FOLDER, tmp_path_factory.mktemp("copy") / "own_loop"))
+
+
+@pytest.fixture(scope="module")
+def balanced(copy: Path, shared_planner: Service) -> list[re.Match[str]]:
+    """What the copy showed of each step that it trained with balancing."""
+    eventually(lambda: is_serving(shared_planner), within_s=START_TIMEOUT_S)
+    return train(copy, shared_planner, "own-loop", "balance", NUM_STEPS)
+
+
 @pytest.mark.integration
 @pytest.mark.distributed
-def test_S5_a_copy_of_the_folder_is_balanced_and_trains_as_without_balancing(
-    shared_planner: Service, tmp_path: Path
+def test_a_copy_of_the_folder_is_balanced_from_its_first_plan_on(
+    balanced: list[re.Match[str]], shared_planner: Service
 ) -> None:
-    copy = shutil.copytree(FOLDER, tmp_path / "own_loop")
-    eventually(lambda: is_serving(shared_planner), within_s=START_TIMEOUT_S)
-    balanced = train(copy, shared_planner, "own-loop", "balance", NUM_STEPS)
     is_planned = [bool(step["replicas"]) for step in balanced]
     assert any(is_planned)
-    first = is_planned.index(True)
-    assert all(is_planned[first:])
+    assert all(is_planned[is_planned.index(True) :])
     assert has_ended(shared_planner, "own-loop")
     last = executed(shared_planner, "own-loop", NUM_STEPS - 1)
     assert int(balanced[-1]["replicas"]) > 0
     assert last.imbalance < last.imbalance_plain
     assert float(balanced[-1]["imbalance"]) == pytest.approx(last.imbalance, abs=1e-3)
 
+
+@pytest.mark.long
+@pytest.mark.integration
+@pytest.mark.distributed
+def test_S5_a_copy_of_the_folder_trains_as_without_balancing(
+    copy: Path, balanced: list[re.Match[str]], shared_planner: Service
+) -> None:
+    first = [bool(step["replicas"]) for step in balanced].index(True)
     num_compared = min(first + 5, NUM_STEPS)  # the loss of a step shows the gradients of those before
     script = copy / "train.py"
     script.write_text(script.read_text().replace("    job.close()\n", ""))

@@ -44,6 +44,7 @@ def plan_without_faults(planner: Service, step: int) -> bytes:
         return client.fetch_plan("undisturbed", step, MODEL, wait_s=60).digest
 
 
+@pytest.mark.long
 def test_L3_a_planner_killed_between_ingest_and_plan_and_between_schedule_and_plan(planner: Service) -> None:
     with PlannerClient(planner.address, timeout_s=60) as client:
         client.register_job("job", MODEL, CLUSTER, PARAMS)
@@ -71,6 +72,7 @@ def test_L3_a_planner_killed_between_ingest_and_plan_and_between_schedule_and_pl
         assert plan.digest == plan_without_faults(planner, 1)
 
 
+@pytest.mark.long
 def test_L3_a_published_plan_is_the_same_after_a_restart(planner: Service) -> None:
     with PlannerClient(planner.address, timeout_s=60) as client:
         client.register_job("job", MODEL, CLUSTER, PARAMS)
@@ -83,6 +85,7 @@ def test_L3_a_published_plan_is_the_same_after_a_restart(planner: Service) -> No
         assert (after.id, after.digest) == (before.id, before.digest)
 
 
+@pytest.mark.long
 def test_a_killed_planner_leaves_no_worker_behind_and_a_killed_worker_is_replaced(planner: Service) -> None:
     with PlannerClient(planner.address, timeout_s=60) as client:
         client.register_job("job", MODEL, CLUSTER, PARAMS)

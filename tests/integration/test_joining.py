@@ -104,6 +104,7 @@ def attempts(redis: EmbeddedRedis, job_id: str) -> list[int]:
     return numbers
 
 
+@pytest.mark.long
 def test_L5_the_launch_that_starts_last_is_planned_and_a_live_one_before_it_trains_on_without_plans(
     start: Start, redis: EmbeddedRedis, request: pytest.FixtureRequest
 ) -> None:

@@ -82,6 +82,7 @@ def test_S4_of_two_live_launches_the_later_one_trains_and_the_older_one_is_told_
         assert train(second, planner.address, "two", step=1, seed=7).step == 1
 
 
+@pytest.mark.long
 def test_L5_a_training_that_starts_again_with_the_same_token_is_planned_again_with_workers_that_stay(
     planner: Service, start_again: Callable[[], None]
 ) -> None:
@@ -147,6 +148,7 @@ def test_L5_a_reporter_of_a_launch_waits_until_its_trainer_has_registered(planne
         assert reporter.epoch == second.register_job("job", MODEL, CLUSTER, PARAMS)
 
 
+@pytest.mark.long
 def test_L5_a_process_of_a_launch_gets_no_plan_of_another_attempt(planner: Service) -> None:
     with (
         PlannerClient(planner.address, attempt="one") as first,

@@ -103,6 +103,7 @@ def test_L5_every_step_after_a_rollback_is_planned_from_new_rollouts(redis_url: 
     planner.stop()
 
 
+@pytest.mark.long
 def test_S4_sequences_of_before_are_refused_by_name_and_later_ones_are_taken(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,7 @@ def test_everything_starts_answers_and_stops(
         assert not any(is_alive(pid) for pid in ready["pids"].values())
 
 
+@pytest.mark.long
 def test_nothing_is_left_when_it_is_killed_and_many_signals_stop_it_as_one_does(tmp_path: Path) -> None:
     with up(tmp_path) as (process, ready):
         process.kill()
@@ -135,6 +136,7 @@ def test_L3_a_second_start_on_the_same_data_is_refused_and_a_killed_planner_is_b
             planner.stop()
 
 
+@pytest.mark.long
 def test_a_port_in_use_is_one_clear_line(redis_url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -153,6 +155,7 @@ def test_S4_a_second_planner_does_not_share_the_port_of_the_first(planner: Servi
     assert f"Unavailable cannot listen on {planner.address}: is another planner running there?" in said
 
 
+@pytest.mark.long
 def test_redis_out_of_reach_is_one_clear_line(tmp_path: Path) -> None:
     for verb in ("planner", "status"):
         said = refused(verb, "--redis-url", f"unix://{tmp_path}/none.sock", "--port", "0")

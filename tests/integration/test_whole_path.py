@@ -102,6 +102,7 @@ def test_reports_become_a_plan_that_is_executed_and_shown(planner: Service, redi
         status.stop()
 
 
+@pytest.mark.long
 def test_S8_two_planners_on_one_store_serve_one_plan(planner: Service, redis_url: str, tmp_path: Path) -> None:
     folder = tmp_path / "other"
     folder.mkdir()

@@ -60,6 +60,8 @@ def emulation(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Run]
     return runner
 
 
-@pytest.fixture(params=[False, True], ids=["forwards", "backwards"], scope="session")
+@pytest.fixture(
+    params=[False, pytest.param(True, marks=pytest.mark.long)], ids=["forwards", "backwards"], scope="session"
+)
 def run(request: pytest.FixtureRequest, emulation: Callable[[bool], Run]) -> Run:
     return emulation(request.param)

@@ -26,7 +26,7 @@ def slots_of(cell: Cell, num_redundant: int) -> tuple[torch.Tensor, np.ndarray]:
     return torch.from_numpy(slot_expert_RS.ravel()), slot_Y
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(cells(max_tokens=2**31 - 1), st.integers(0, 1))
 def test_S1_the_kernel_splits_as_planning_does(run: Run, cell: Cell, num_unused: int) -> None:
     most_used = int(np.bincount(cell.rank_Y, minlength=1).max())

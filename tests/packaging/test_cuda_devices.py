@@ -47,6 +47,7 @@ def test_any_other_session_sees_none(arguments: list[str], marker_expression: st
     assert not cuda_devices.is_gpu_session(arguments, marker_expression, TESTS.parent)
 
 
+@pytest.mark.long
 def test_a_session_hides_devices_that_its_environment_shows() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{__file__}::{_SEES_NONE}"]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "0"}
@@ -54,6 +55,7 @@ def test_a_session_hides_devices_that_its_environment_shows() -> None:
     assert ended.returncode == 0, ended.stdout
 
 
+@pytest.mark.long
 def test_a_session_on_a_device_takes_tests_of_ranks_alone() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--device", "cuda", __file__]
     ended = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, check=False)

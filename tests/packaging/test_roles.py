@@ -35,8 +35,8 @@ import {module}
         ("relibra.wire.client", PLANNER_ONLY + TRAINER_ONLY),
         ("relibra.routing", PLANNER_ONLY + TRAINER_ONLY),
         ("relibra.planning", PLANNER_ONLY + TRAINER_ONLY),
-        (ALL_OF_AGENT, PLANNER_ONLY),
-        ("relibra.kernels", PLANNER_ONLY),
+        pytest.param(ALL_OF_AGENT, PLANNER_ONLY, marks=pytest.mark.long),
+        pytest.param("relibra.kernels", PLANNER_ONLY, marks=pytest.mark.long),
         ("relibra.planner", TRAINER_ONLY),
         # The process that serves agents solves nothing. Importing compiled code would make numba's folder, and the code
         # of the image is copied only while there is no such folder.
@@ -44,10 +44,10 @@ import {module}
         ("relibra.store", TRAINER_ONLY),
         ("relibra.status", TRAINER_ONLY + SOLVER_ONLY),
         *(
-            (f"relibra.cli.{verb}", TRAINER_ONLY + SOLVER_ONLY)
+            pytest.param(f"relibra.cli.{verb}", TRAINER_ONLY + SOLVER_ONLY, marks=pytest.mark.long)
             for verb in ("show", "jobs", "status", "doctor", "tokens")
         ),
-        ("relibra.evaluation", TRAINER_ONLY),
+        pytest.param("relibra.evaluation", TRAINER_ONLY, marks=pytest.mark.long),
         ("relibra.cli.app", TRAINER_ONLY),
     ],
 )

@@ -15,7 +15,7 @@ from relibra.planning.load import home_loads
 from relibra.planning.plan_file import plan_to_bytes
 from relibra.planning.solve import solve
 
-_EXAMPLES = settings(max_examples=120, deadline=None)
+_EXAMPLES = settings(max_examples=60, deadline=None)
 
 
 @given(data=st.data())
@@ -28,6 +28,7 @@ def test_S2_every_plan_is_valid_for_its_load(problems, data):
     assert (plan.replica_tokens_Y > 0).all()
 
 
+@pytest.mark.long
 @given(data=st.data())
 @_EXAMPLES
 def test_a_plan_is_never_worse_than_plain_expert_parallelism(problems, data):

@@ -59,6 +59,7 @@ def register(access: dict[str, Any], job: str, token: str | None = None) -> int:
         return client.register_job(job, MODEL, CLUSTER)
 
 
+@pytest.mark.long
 def test_ranks_on_one_machine_share_a_planner_on_loopback(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["local"] == ranks[1]["local"]
     assert ranks[0]["local"]["address"].startswith("127.0.0.1:")

@@ -44,9 +44,8 @@ def clock_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WallClock:
     return WallClock(tmp_path / "clock", monkeypatch)
 
 
-@pytest.mark.parametrize(
-    "offset_s", [pytest.param(HOUR_S, id="forward", marks=pytest.mark.long), pytest.param(-HOUR_S, id="back")]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("offset_s", [pytest.param(HOUR_S, id="forward"), pytest.param(-HOUR_S, id="back")])
 def test_L2_S3_S4_clocks_that_are_set_mid_solve(clock_of_all: WallClock, world: World, offset_s: int) -> None:
     planner = world.start_planner()
     first = take_step(planner, 1)

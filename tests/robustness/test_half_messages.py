@@ -30,6 +30,7 @@ def tokens(world: World, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return {"attacker": attacker, "worker": worker}
 
 
+@pytest.mark.long
 def test_S7_half_messages_on_many_streams_take_the_memory_of_a_few(world: World, tokens: dict[str, str]) -> None:
     planner = world.start_planner(
         RELIBRA_AUTH="required", RELIBRA_MAX_STREAMS_PER_JOB=str(MAX_STREAMS), RELIBRA_METRICS_PORT="0"
@@ -63,6 +64,7 @@ def test_S7_half_messages_on_many_streams_take_the_memory_of_a_few(world: World,
         assert num_left(small) == MAX_STREAMS
 
 
+@pytest.mark.long
 def test_S6_a_worker_that_sends_no_messages_takes_no_turn_of_the_trainer(world: World, tokens: dict[str, str]) -> None:
     planner = world.start_planner(RELIBRA_AUTH="required", RELIBRA_METRICS_PORT="0")
     take_step(planner, 1, "victim")

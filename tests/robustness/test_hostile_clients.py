@@ -117,6 +117,7 @@ def test_S7_messages_without_an_end_take_no_memory(world: World, attacker: Crede
             eventually(lambda attack=attack: int(next(attack)) >= 24)
 
 
+@pytest.mark.long
 def test_S6_agents_that_wait_for_one_step_look_together(world: World, attacker: Credentials) -> None:
     planner = guarded_planner(world, RELIBRA_METRICS_PORT="0")
     take_step(planner, 1, "victim")
@@ -153,6 +154,7 @@ def test_S6_agents_that_wait_for_one_step_look_together(world: World, attacker: 
         assert next(attack) in ("", "FAILED_PRECONDITION"), "calls wait until there is a plan, for 60 s at most"
 
 
+@pytest.mark.long
 def test_S7_a_step_holds_so_many_sequences_and_is_planned_from_those_scheduled(
     world: World, attacker: Credentials
 ) -> None:
@@ -227,7 +229,8 @@ def test_S7_headers_without_an_end_leave_no_memory_behind(world: World) -> None:
         clock.stop()
 
 
-@pytest.mark.parametrize("size_bytes", [pytest.param(1 << 20, marks=pytest.mark.long), 15 << 20])
+@pytest.mark.long
+@pytest.mark.parametrize("size_bytes", [1 << 20, 15 << 20])
 def test_S7_job_ids_of_megabytes_are_not_kept(world: World, size_bytes: int) -> None:
     planner = world.start_planner()
     take_step(planner, 1, "victim")

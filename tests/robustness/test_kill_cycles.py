@@ -89,6 +89,7 @@ def traffic(planner: Planner) -> Iterator[Stream]:
     stream.close()
 
 
+@pytest.mark.long
 def test_L3_nothing_acknowledged_is_lost_in_kill_cycles(world: World, round_number: int) -> None:
     planner = world.start_planner(
         RELIBRA_RETAINED_STEPS="1000000",

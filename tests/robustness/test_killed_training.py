@@ -50,9 +50,9 @@ def folder(parent: Path, name: str) -> Path:
     return made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "checkpoint_every",
-    [pytest.param(CHECKPOINT_EVERY, id="checkpoints"), pytest.param(0, id="no_checkpoints", marks=pytest.mark.long)],
+    "checkpoint_every", [pytest.param(CHECKPOINT_EVERY, id="checkpoints"), pytest.param(0, id="no_checkpoints")]
 )
 def test_L5_every_step_after_a_kill_of_the_trainer_is_planned(
     world: World, round_number: int, zygote: Zygote, tmp_path: Path, checkpoint_every: int
@@ -152,6 +152,7 @@ def test_L5_a_rollback_to_a_checkpoint_five_steps_back_is_planned(world: World, 
     assert max(worst.loss, worst.grad_norm) <= TOLERANCE, worst
 
 
+@pytest.mark.long
 def test_S4_a_launch_that_lives_trains_to_its_end_without_plans_beside_a_later_one(
     world: World, zygote: Zygote, tmp_path: Path
 ) -> None:

@@ -72,6 +72,7 @@ def test_S7_random_truncated_and_oversize_messages_are_refused(world: World, rou
         clock.stop()
 
 
+@pytest.mark.long
 def test_S8_duplicated_and_reordered_reports_change_nothing(world: World, round_number: int) -> None:
     planner = world.start_planner()
     expected = take_step(planner, 1, "undisturbed")
@@ -102,6 +103,7 @@ def test_S8_duplicated_and_reordered_reports_change_nothing(world: World, round_
         clock.stop()
 
 
+@pytest.mark.long
 def test_S6_S7_a_client_that_never_reads_its_answers_is_held_back(world: World) -> None:
     planner = world.start_planner()
     expected = take_step(planner, 1, "undisturbed")
@@ -134,6 +136,7 @@ def test_S6_S7_a_client_that_never_reads_its_answers_is_held_back(world: World) 
         clock.stop()
 
 
+@pytest.mark.long
 def test_L1_L2_a_planner_out_of_file_descriptors_recovers(world: World) -> None:
     planner = world.start_planner()
     take_step(planner, 1)
@@ -155,6 +158,7 @@ def test_L1_L2_a_planner_out_of_file_descriptors_recovers(world: World) -> None:
         clock.stop()
 
 
+@pytest.mark.long
 def test_S7_dead_clients_leave_nothing_behind(world: World) -> None:
     planner = world.start_planner(RELIBRA_METRICS_PORT="0")
     take_step(planner, 1)

@@ -49,7 +49,7 @@ def is_publishing(redis: Redis) -> bool:
 
 
 @pytest.mark.parametrize(
-    "stop", [signal.SIGKILL, *(pytest.param(sent, marks=pytest.mark.long) for sent in (signal.SIGTERM, signal.SIGSTOP))]
+    "stop", [signal.SIGTERM, *(pytest.param(sent, marks=pytest.mark.long) for sent in (signal.SIGKILL, signal.SIGSTOP))]
 )
 def test_L3_L4_a_planner_that_ends_or_freezes_mid_ingest(world: World, stop: signal.Signals) -> None:
     # The limit makes the ingest slow enough to be interrupted.
@@ -76,6 +76,7 @@ def test_L3_L4_a_planner_that_ends_or_freezes_mid_ingest(world: World, stop: sig
         assert redis.hlen(JobKeys("job").attempt(epoch).step(1, "counts")) == NUM_SEQUENCES
 
 
+@pytest.mark.long
 def test_L2_S8_a_planner_killed_mid_solve_is_replaced_by_its_neighbour(world: World) -> None:
     ours, other = world.start_planner(), world.start_planner()
     expected = take_step(other, 1, "undisturbed")
@@ -146,6 +147,7 @@ def test_L2_S3_a_planner_that_ends_or_freezes_between_solve_and_publish(world: W
         assert take_step(heir, 2).id.version == 2
 
 
+@pytest.mark.long
 def test_S4_S8_two_planners_on_one_job_solve_every_step_once(world: World) -> None:
     planners = [world.start_planner(), world.start_planner()]
     with world.fault("two planners, both told of every step", "S3 S4 S8") as clock:

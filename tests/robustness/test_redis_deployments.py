@@ -13,9 +13,8 @@ from harness.services import eventually
 pytestmark = [pytest.mark.robustness, pytest.mark.integration]
 
 
-@pytest.mark.parametrize(
-    "start", [pytest.param(ThreePrimaries, id="cluster", marks=pytest.mark.long), pytest.param(Failover, id="sentinel")]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("start", [pytest.param(ThreePrimaries, id="cluster"), pytest.param(Failover, id="sentinel")])
 def test_L2_L3_a_primary_is_killed(start: Callable[[Path], Deployment], tmp_path: Path) -> None:
     (folder := tmp_path / "redis").mkdir()
     with World(tmp_path, start(folder), []) as world:

@@ -50,6 +50,7 @@ def test_L1_L2_redis_that_hangs_holds_no_caller_longer_than_its_deadline(world: 
         clock.stop()
 
 
+@pytest.mark.long
 def test_L1_S7_a_full_redis_refuses_and_recovers(world: World) -> None:
     planner = world.start_planner()
     take_step(planner, 1)
@@ -70,6 +71,7 @@ def test_L1_S7_a_full_redis_refuses_and_recovers(world: World) -> None:
         clock.stop()
 
 
+@pytest.mark.long
 def test_S4_a_wiped_redis_begins_a_newer_epoch(world: World) -> None:
     planner = world.start_planner()
     before = take_step(planner, 1)

@@ -139,6 +139,7 @@ class Flood:
         return (num_sent - num_kept) * self._size_bytes / QUOTA_BYTES_PER_S
 
 
+@pytest.mark.long
 def test_S6_a_flood_of_ten_times_the_quota_changes_neither_bytes_nor_deadline_of_another(world: World) -> None:
     planner = world.start_planner(RELIBRA_MAX_INGEST_BYTES_PER_S=str(QUOTA_BYTES_PER_S))
     timed_step(planner, 0, "victim")

@@ -51,6 +51,7 @@ def bomb(path: Path, *, num_tokens: int = 1 << 20, claimed: int | None = None) -
     return path
 
 
+@pytest.mark.long
 def test_S7_a_file_that_unpacks_to_far_more_than_its_size_is_refused_by_name(tmp_path, monkeypatch):
     path = bomb(tmp_path / "bomb.npz", num_tokens=1 << 24)
     with pytest.raises(LimitExceeded, match=r"bomb\.npz: \d+ bytes that unpack to \d+, .*RELIBRA_MAX_EXPANSION"):

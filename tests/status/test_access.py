@@ -76,6 +76,7 @@ def test_S6_a_token_of_a_team_shows_its_jobs_and_no_others(guarded: TestClient, 
     assert "red-" not in metrics
 
 
+@pytest.mark.long
 def test_viewers_and_above_may_look_and_browsers_send_the_token_as_password(
     guarded: TestClient, store: Store, run: Loop
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from harness.services import CLUSTER, MODEL, PARAMS, Loop
+from harness.services import CLUSTER, MODEL, PARAMS, Loop, eventually
 from relibra.errors import Unavailable, Unsupported
 from relibra.store import EmbeddedRedis, Store
 from relibra.store.keys import SCHEMA, SCHEMA_VERSION
@@ -18,6 +18,8 @@ from relibra.store.keys import SCHEMA, SCHEMA_VERSION
 def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
     with EmbeddedRedis(tmp_path) as server:
         yield server
+        with Redis.from_url(server.url) as client:  # Redis refuses to end while it begins a file anew
+            eventually(lambda: not client.info("persistence")["aof_rewrite_in_progress"])
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def test_S3_S4_any_order_of_calls_keeps_versions_epochs_and_contents(server: Emb
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         AgainstModel,
         settings=settings(
-            max_examples=60,
+            max_examples=30,
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -31,7 +31,8 @@ def planner() -> Iterator[ScriptedPlanner]:
 
 
 @pytest.fixture
-def session(planner: ScriptedPlanner) -> Iterator[Session]:
+def session(planner: ScriptedPlanner, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    monkeypatch.setattr(session_module, "_LOOK_S", 0.1)
     session = Session(AgentConfig(planner_address=planner.address, job_id="job", model=MODEL, cluster=CLUSTER))
     yield session
     session.close()

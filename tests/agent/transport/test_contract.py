@@ -8,7 +8,7 @@ from harness.distributed.on_ranks import on_ranks
 
 
 def with_every_transport(function):
-    for name, values in (("transport", contract.TRANSPORTS), ("world", (4, 2))):
+    for name, values in (("transport", contract.TRANSPORTS), ("world", (4, pytest.param(2, marks=pytest.mark.long)))):
         function = pytest.mark.parametrize(name, values)(function)
     return on_ranks(NODE)(function)
 

@@ -35,7 +35,7 @@ def fail() -> None:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("world", [4, 2])
+@pytest.mark.parametrize("world", [4, pytest.param(2, marks=pytest.mark.long)])
 def test_L1_a_peer_that_hangs_or_dies_is_named_in_time_and_its_weights_are_still_there(
     ranks: Ranks, world: int
 ) -> None:

@@ -44,6 +44,7 @@ def test_relibra_and_plain_are_judged_beside_it(judged):
     assert judged["relibra"]["imbalance"] < judged["made up"]["imbalance"] < judged["plain"]["imbalance"]
 
 
+@pytest.mark.long
 def test_time_counts_per_layer_or_per_cell(judged, steps, question):
     assert judged["made up"]["cpu_ms"] == 500
     assert judged["made up"]["cpu_us_per_decision"] == 500e3 / 2
@@ -61,6 +62,7 @@ def test_an_answer_that_loses_tokens_is_refused_by_the_name_of_the_peer(steps, q
         run.judge(steps, question, [made_up(forgetful)], Path("nowhere"))
 
 
+@pytest.mark.long
 def test_a_missing_checkout_is_named_on_the_screen_and_in_the_results(tmp_path, monkeypatch, capsys, steps, question):
     code = tmp_path / "made-up" / "planner.py"
     code.parent.mkdir()

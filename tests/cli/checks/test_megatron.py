@@ -58,6 +58,7 @@ def test_S9_an_import_that_does_not_end_is_given_up(tmp_path, monkeypatch):
     assert "not imported within 0.5 s: doctor did not check what the agent hooks into" in found.reason
 
 
+@pytest.mark.long
 def test_every_missing_hook_is_a_finding(tmp_path, monkeypatch):
     *lacks, of_replay = examine_with(tmp_path, "megatron.core", "__version__ = '0.99.1'", monkeypatch)
     assert {each.verdict for each in lacks} == {CheckResult.FAILED}

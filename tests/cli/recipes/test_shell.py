@@ -131,7 +131,9 @@ HARMFUL = {
 }
 
 
-@pytest.mark.parametrize("name", HARMFUL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=pytest.mark.long) if each == "functions" else each for each in HARMFUL]
+)
 def test_no_program_runs_and_no_file_is_written(name, tmp_path):
     victim, target = tmp_path / "victim", tmp_path / "target"
     victim.write_text("here")
@@ -146,6 +148,7 @@ def test_no_program_runs_and_no_file_is_written(name, tmp_path):
         assert ("train", "--a", "1") in commands  # others may run beside it
 
 
+@pytest.mark.long
 def test_what_was_started_ends_with_the_script(tmp_path):
     mark = f"relibra-{os.getpid()}-{time.monotonic_ns()}"
     script = tmp_path / f"{mark}.sh"

@@ -28,7 +28,7 @@ IS_RANK = VARIABLE in os.environ
 
 
 def on_ranks(*layouts: Layout, **options: bool) -> Callable[[Callable[..., None]], Any]:
-    """Return a decorator that makes a function of ranks a test, once for each layout.
+    """Return a decorator that makes a function of ranks a test, once for each layout; all but the first are long.
 
     Args:
         layouts: how the ranks are arranged. Without any, `parametrize` gives the test its `layout`.
@@ -49,6 +49,9 @@ def on_ranks(*layouts: Layout, **options: bool) -> Callable[[Callable[..., None]
             [*ours, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in arguments)]
         )
         test.pytestmark = [*getattr(function, "pytestmark", []), pytest.mark.distributed.mark]  # type: ignore[attr-defined]
-        return pytest.mark.parametrize("layout", layouts, ids=str)(test) if layouts else test
+        if not layouts:
+            return test
+        others = (pytest.param(each, marks=pytest.mark.long) for each in layouts[1:])
+        return pytest.mark.parametrize("layout", [layouts[0], *others], ids=str)(test)
 
     return decorate

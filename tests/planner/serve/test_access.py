@@ -312,6 +312,7 @@ def test_S6_no_secret_is_in_the_log(connect: Connect, tokens: Callable[[str, Rol
     assert "may not call SubmitSchedule" in tls_planner.log()
 
 
+@pytest.mark.long
 def test_tokens_are_made_listed_and_revoked_from_the_command_line(tls_planner: Service, connect: Connect) -> None:
     def relibra(*arguments: str) -> str:
         command = [sys.executable, "-m", "relibra.cli", "tokens", *arguments, "--redis-url", tls_planner.redis_url]

@@ -176,6 +176,7 @@ def test_S9_how_the_newest_packing_ended_is_kept(
     run(store.close())
 
 
+@pytest.mark.long
 def test_S9_a_driver_that_stops_waiting_is_known(store: Store, run: Loop, redis_url: str) -> None:
     async def scenario() -> None:
         planner = PlannerServer(PlannerSettings.load(redis_url=redis_url, port=0, num_solvers=1))

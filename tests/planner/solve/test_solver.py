@@ -70,6 +70,7 @@ class WarmWorker:
         return []
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_or_runs_away_is_replaced_and_harms_nobody(store: Store, run: Loop, redis_url: str) -> None:
     job = run(store.register_job("job", MODEL, CLUSTER, PARAMS))
     report_all(store, run)

@@ -41,6 +41,7 @@ def _best_of_all_placements(load_ME, cluster):
     return best
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("num_nodes", "gpus_per_node", "per_rank"),
     [(2, 1, 2), (2, 1, 3), (3, 1, 2), (2, 2, 1), (1, 2, 3), (1, 3, 2), (5, 1, 1)],

@@ -16,12 +16,12 @@ from relibra.routing import count_sequences, read_trace
 @pytest.mark.parametrize(
     ("name", "num_nodes", "most"),
     [
-        ("gpt-oss-20b_mmlu", 1, 1.001),
+        pytest.param("gpt-oss-20b_mmlu", 1, 1.001, marks=pytest.mark.long),
         ("gpt-oss-20b_mmlu", 2, 1.03),
-        ("gpt-oss-20b_mmlu", 4, 1.075),
-        ("deepseek-v2-lite_esft", 1, 1.004),
+        pytest.param("gpt-oss-20b_mmlu", 4, 1.075, marks=pytest.mark.long),
+        pytest.param("deepseek-v2-lite_esft", 1, 1.004, marks=pytest.mark.long),
         ("deepseek-v2-lite_esft", 2, 1.02),
-        ("deepseek-v2-lite_esft", 4, 1.045),
+        pytest.param("deepseek-v2-lite_esft", 4, 1.045, marks=pytest.mark.long),
     ],
 )
 def test_a_step_is_nearly_even_though_nobody_knew_its_routing(traces_dir, name, num_nodes, most):
@@ -38,7 +38,7 @@ def test_a_step_is_nearly_even_though_nobody_knew_its_routing(traces_dir, name, 
 
 
 @pytest.mark.traces
-@pytest.mark.parametrize("num_nodes", [1, 2])
+@pytest.mark.parametrize("num_nodes", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ["gpt-oss-20b_mmlu", "deepseek-v2-lite_esft"])
 def test_a_step_of_a_domain_that_nobody_saw_is_no_worse_than_plain(traces_dir, name, num_nodes):
     trace = read_trace(traces_dir / f"{name}.npz")

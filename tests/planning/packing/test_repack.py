@@ -53,6 +53,7 @@ def test_what_the_rules_keep_is_kept(step, rules, params, spans_two):
         assert (slowest_M <= (1 + SLACK) * most_M).all()
 
 
+@pytest.mark.long
 @given(step=steps, rules=_rules, params=_params, is_first=st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_a_packing_never_costs_more_than_the_schedule_that_it_begins_from(step, rules, params, is_first):
@@ -137,6 +138,7 @@ def test_where_dispatch_is_free_rows_become_alike_and_the_floor_falls():
     assert "packing brings the floor of nodes" in reason
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("params", [PlanParams(), DEAR])
 def test_the_order_in_which_sequences_are_named_matters_little(params):
     """The search draws sequences by index, so the packing may differ, and its cost by a few per cent of the gain."""

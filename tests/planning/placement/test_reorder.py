@@ -21,7 +21,7 @@ def _reorder(problem, previous_LE=None, **options):
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_S2_every_rank_stays_home_to_as_many_experts(problems, data):
     problem = data.draw(problems)
     previous_LE = problem.previous_home_LE
@@ -33,7 +33,7 @@ def test_S2_every_rank_stays_home_to_as_many_experts(problems, data):
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_a_layer_that_moves_gains_more_than_moving_is_worth(problems, data):
     problem = data.draw(problems)
     identity_LE = problem.cluster.identity_placement(problem.model)
@@ -169,6 +169,7 @@ def test_a_first_placement_has_many_steps_to_pay_and_a_later_one_a_single_step()
     assert num_moved(renamed_LE) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_later_moves_for_less_traffic_gain_what_they_cost_the_busiest_rank(random_problem, seed):
     problem = random_problem.random(
