@@ -9,6 +9,7 @@ from harness.framework_runs import FrameworkRun
 ALL = (
     "the_framework_alone_trains",
     "S5_all_is_that_of_the_framework_alone_when_experts_move_before_every_pass",
+    "S5_a_job_that_observes_trains_as_the_framework_alone_and_reports_its_loads",
     "checkpoints_are_the_frameworks_own_unless_experts_may_move",
     "L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in",
 )

@@ -21,8 +21,8 @@ from harness.distributed.plans import random_plan
 from harness.scripted_passes import scripted_passes
 from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
 from harness.trained import NUM_EXPORTED, ROUNDING, Trained, differing
-from relibra.agent import Agent, StepOutcome
-from relibra.planning import Cause, Cluster, Model
+from relibra.agent import Agent, Session, StepOutcome
+from relibra.planning import Cause, Cluster, ExecutionReport, Model
 from relibra.plugins import balanced_passes, plan_wait
 from relibra.wire.client import PlannerClient
 
@@ -242,6 +242,23 @@ class Contract:
         assert outcomes
         assert not any(outcome.applied or outcome.kept for outcome in outcomes)
         check_equal(trained, self.alone)
+
+    def S5_a_job_that_observes_trains_as_the_framework_alone_and_reports_its_loads(self, at: Rank) -> None:
+        """With `mode=observe` no expert moves or is copied, and every update reports what the routers chose."""
+        self.plugin.environment(at.planner, "observed")
+        reports: list[ExecutionReport] = []
+        plain = Session.report
+
+        def report(session: Session, of_step: ExecutionReport) -> None:
+            reports.append(of_step)
+            plain(session, of_step)
+
+        with mock.patch.dict(os.environ, RELIBRA_MODE="observe"), mock.patch.object(Session, "report", report):
+            trained = self.plugin.train(at, self.plugin.build(at, balanced=True))
+        check_equal(trained, self.alone)
+        assert [of_step.step for of_step in reports] == list(range(len(trained.numbers)))
+        assert all(of_step.causes == (Cause.OBSERVING,) for of_step in reports)
+        assert all(of_step.expert_load_NLE.any() for of_step in reports)
 
     def checkpoints_are_the_frameworks_own_unless_experts_may_move(self, at: Rank) -> None:
         """On one machine they are; on several they are not, unless the user wants no expert to move."""

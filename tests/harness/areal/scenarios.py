@@ -183,6 +183,7 @@ SCENARIOS = named(
     S5_a_checkpoint_of_hugging_face_has_every_expert_under_its_name_after_reorders,
     S5_mbridge_sends_saves_loads_and_recovers_every_expert_under_its_name_after_reorders,
     S5_a_job_that_replays_nothing_is_planned_from_history,
+    CONTRACT.S5_a_job_that_observes_trains_as_the_framework_alone_and_reports_its_loads,
     CONTRACT.checkpoints_are_the_frameworks_own_unless_experts_may_move,
     CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
     S5_the_reference_is_a_job_of_its_own_that_is_planned_from_history,

@@ -243,6 +243,7 @@ SCENARIOS = named(
     a_planner_plans_batches_of_dynamic_size,
     a_planner_plans_padded_batches,
     S5_a_job_that_replays_nothing_is_planned_from_history,
+    CONTRACT.S5_a_job_that_observes_trains_as_the_framework_alone_and_reports_its_loads,
     CONTRACT.checkpoints_are_the_frameworks_own_unless_experts_may_move,
     CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
     a_worker_without_optimizer_gets_no_agent,

@@ -197,6 +197,7 @@ SCENARIOS = named(
     S5_a_job_that_replays_nothing_is_planned_from_history,
     S5_the_reference_is_a_job_of_its_own_that_is_planned_from_history,
     experts_stay_while_gradients_accumulate,
+    CONTRACT.S5_a_job_that_observes_trains_as_the_framework_alone_and_reports_its_loads,
     CONTRACT.checkpoints_are_the_frameworks_own_unless_experts_may_move,
     CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
     the_entry_point_trains_with_the_worker_of_the_plug_in,

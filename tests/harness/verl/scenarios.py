@@ -120,6 +120,7 @@ SCENARIOS = named(
     a_batch_is_planned_when_it_is_sampled_and_again_when_its_micro_batches_are_known,
     recorded_routing_is_planned_for_the_update,
     S5_a_job_that_replays_nothing_is_planned_from_history,
+    CONTRACT.S5_a_job_that_observes_trains_as_the_framework_alone_and_reports_its_loads,
     CONTRACT.checkpoints_are_the_frameworks_own_unless_experts_may_move,
     CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
     S5_training_is_that_of_verl_alone_when_verl_offloads_everything,
