@@ -59,6 +59,7 @@ MS_SWIFT = (
     "permuted_and_stale_weights_are_seen",
     "S5_ms_swift_alone_loads_a_checkpoint_after_reorders",
     "a_planner_plans_log_probs_of_a_generation_and_each_of_its_updates",
+    "samples_are_reported_where_they_end_and_training_ranks_report_none",
     "S5_a_job_that_replays_nothing_is_planned_from_history",
     "S5_the_reference_is_a_job_of_its_own_that_is_planned_from_history",
 )
@@ -82,7 +83,8 @@ BRIDGE = (
 )
 ROLL = (
     "the_framework_alone_trains",
-    "S5_a_job_that_replays_the_routing_of_its_rollout_is_planned_from_history",
+    "S5_a_planner_plans_every_pass_from_the_routing_that_is_replayed",
+    "the_rollout_reports_each_response_as_training_reads_it",
     "S5_a_job_that_replays_nothing_is_planned_from_history",
     "S5_a_reference_is_a_job_of_its_own",
     "no_expert_moves_on_several_machines",
