@@ -50,8 +50,10 @@ AREAL = (
     "S5_a_checkpoint_of_hugging_face_has_every_expert_under_its_name_after_reorders",
     "S5_mbridge_sends_saves_loads_and_recovers_every_expert_under_its_name_after_reorders",
     "S5_a_job_that_replays_nothing_is_planned_from_history",
+    "S5_a_planner_plans_every_pass_from_what_the_rollout_reported",
     "S5_the_reference_is_a_job_of_its_own_that_is_planned_from_history",
     "the_trainer_creates_the_engines_of_the_plug_in",
+    "the_trainer_creates_the_client_of_the_plug_in_where_the_rollout_returns_routes",
     "S9_weights_that_would_leave_through_awex_are_refused_at_start",
 )
 MS_SWIFT = (
