@@ -9,6 +9,7 @@ AReaL's. megatron's
     batch      the names of what a rank trains on, in the form of `relibra.steps`
     recovery   the optimizer's state in checkpoints, by expert
     engine     AReaL's Megatron engine of both with an agent inside
+    response   the routing of a response
     rollout    AReaL's client of SGLang, which reports each response where it ends
 
 AReaL does not replay routing: training routers choose anew. Written against AReaL 1.0.4.

@@ -10,7 +10,7 @@ from typing import Any
 
 from areal.engine import sglang_remote
 
-from relibra.integrations.areal import response_routing
+from relibra.plugins.areal.response import response_routing
 from relibra.plugins.areal.trainer import MODEL_VARIABLE
 from relibra.plugins.rollout_job import RolloutJob
 from relibra.plugins.rollout_stream import RolloutStream
