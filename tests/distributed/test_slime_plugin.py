@@ -33,6 +33,7 @@ if IS_RANK:
     from harness.distributed.plans import random_plan
     from harness.distributed.slime_actor import SlimeActor
     from harness.distributed.slime_job import SAMPLES, samples_of, shared_folder
+    from harness.distributed.watched_gathers import noted_gathers
     from harness.plugin_contract import check_applied, check_moved, check_planned, noted_outcomes
     from harness.scripted_passes import scripted_passes
     from harness.services import Service
@@ -121,8 +122,10 @@ def forced(cluster, *, num_steps, options, **job):
         scripted_passes(plans) as source,
         mock.patch.object(Groups, "_tell_listeners", autospec=True, side_effect=Groups._tell_listeners) as reconnected,
         noted_outcomes() as outcomes,
+        noted_gathers(outcomes) as gathers,
     ):
         balanced = with_plugin(cluster, num_steps=num_steps, **job, **options).train()
+    balanced.gathers = gathers
     return plain, balanced, outcomes, source.reports, reconnected.call_count
 
 
@@ -138,6 +141,12 @@ def test_S5_log_probs_losses_and_sent_weights_are_those_without_the_plugin(clust
     assert all(outcome.num_replicas for outcome in outcomes)
     check_reference(reports, step=4)
     check_equal(balanced, plain)
+    # One gather for a micro-batch, in all updates after the first one. The reference replays nothing, so ranks do not
+    # rely on replays in passes over log-probabilities.
+    ahead = {step for step, gathers in balanced.gathers.items() if gathers.ahead}
+    assert ahead == {3, 7, 8}
+    for step, gathers in balanced.gathers.items():
+        assert gathers.by_cell == 0 if step in ahead else gathers.by_cell > 0
     compared = exports.compared(balanced.actor.sent)
     assert compared.moved == []
     assert compared.sent_bytes == 0 < compared.sent_bytes_if_moved

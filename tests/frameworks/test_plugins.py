@@ -51,8 +51,10 @@ AREAL = (
     "S5_a_checkpoint_of_hugging_face_has_every_expert_under_its_name_after_reorders",
     "S5_mbridge_sends_saves_loads_and_recovers_every_expert_under_its_name_after_reorders",
     "S5_a_job_that_replays_nothing_is_planned_from_history",
+    "S5_a_planner_plans_every_pass_from_what_the_rollout_reported",
     "S5_the_reference_is_a_job_of_its_own_that_is_planned_from_history",
     "the_trainer_creates_the_engines_of_the_plug_in",
+    "the_trainer_creates_the_client_of_the_plug_in_where_the_rollout_returns_routes",
     "S9_weights_that_would_leave_through_awex_are_refused_at_start",
 )
 MS_SWIFT = (
@@ -60,6 +62,7 @@ MS_SWIFT = (
     "permuted_and_stale_weights_are_seen",
     "S5_ms_swift_alone_loads_a_checkpoint_after_reorders",
     "a_planner_plans_log_probs_of_a_generation_and_each_of_its_updates",
+    "samples_are_reported_where_they_end_and_training_ranks_report_none",
     "S5_a_job_that_replays_nothing_is_planned_from_history",
     "S5_the_reference_is_a_job_of_its_own_that_is_planned_from_history",
 )
@@ -83,7 +86,8 @@ BRIDGE = (
 )
 ROLL = (
     "the_framework_alone_trains",
-    "S5_a_job_that_replays_the_routing_of_its_rollout_is_planned_from_history",
+    "S5_a_planner_plans_every_pass_from_the_routing_that_is_replayed",
+    "the_rollout_reports_each_response_as_training_reads_it",
     "S5_a_job_that_replays_nothing_is_planned_from_history",
     "S5_a_reference_is_a_job_of_its_own",
     "no_expert_moves_on_several_machines",

@@ -18,6 +18,21 @@ def test_sequences_sum_into_the_cells_of_their_schedule():
     np.testing.assert_array_equal(load.load_MLE[:, 0], [[11, 22], [0, 0], [0, 0], [5, 0]])
 
 
+def test_groups_that_a_schedule_does_not_name_have_the_load_of_the_group_before():
+    """Context parallelism cuts sequences over groups 1 and 2 here, and over 3 and 4."""
+    cluster = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=0, num_ep_groups=5)
+    schedule = Schedule(
+        micro_batch_S=np.array([0, 1, 1]), source_rank_S=np.array([1, 0, 1]), ep_group_S=np.array([1, 1, 3])
+    )
+    counts_SLE = np.array([[[1, 2]], [[10, 20]], [[5, 0]]], dtype=np.uint32)
+    load = StepLoad.of(counts_SLE, schedule, cluster)
+    everywhere = load.in_all_groups(cluster)
+    of_first, of_second = [[1, 2], [10, 20]], [[0, 0], [5, 0]]
+    np.testing.assert_array_equal(everywhere.load_MLE[:, 0], [*of_first * 3, *of_second * 2])
+    np.testing.assert_array_equal(everywhere.source_load_RLE(4), [[[0, 0]], [[1, 2]]])
+    assert everywhere.in_all_groups(cluster) is everywhere
+
+
 def test_a_schedule_of_other_sequences_is_refused():
     cluster = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=0)
     with pytest.raises(InvalidInput, match="schedule: expected 3 sequences, got 2"):

@@ -1,6 +1,7 @@
 """Batches shaped like the frameworks' go to a real planner; its plan is compared with what the rollout recorded."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from harness.framework_batches import LAYERS, nemo_batch, skyrl_batches, slime_rollout_data, verl_data
 from harness.replicated import executed_loads
 from harness.services import Service
-from relibra.errors import Conflict, InvalidInput, LimitExceeded
+from relibra.errors import Conflict, InvalidInput, LimitExceeded, NotFound
 from relibra.planning import Cluster, Model, Schedule, StepLoad, check_step_plan, imbalance
 from relibra.planning.load import home_loads
 from relibra.planning.plan import Level
@@ -109,6 +110,20 @@ def test_a_rank_reports_only_what_the_rollout_did_not(
     plan = planner_client.fetch_plan(job_id, 0, MODEL, wait_s=60)
     assert plan is not None
     assert plan.level is Level.MICRO_BATCHES
+
+
+def test_a_sequence_whose_routing_nobody_has_reported_is_named_as_missing(
+    shared_planner: Service, planner_client: PlannerClient
+) -> None:
+    planner_client.register_job("integration-lacking", MODEL, CLUSTER)
+    names_alone = replace(BATCH, routings=[None] * 3)
+    with RolloutReporter(shared_planner.address, "integration-lacking", num_experts=8) as reporter:
+        for name, routing in zip(BATCH.names[1:], BATCH.routings[1:], strict=True):
+            assert routing is not None
+            reporter.report(None, name, routing.routed_TLK)
+        reporter.flush(60.0)
+        with pytest.raises(NotFound, match="the rollout did not report 1 of 3 sequences"):
+            report_rank(reporter, 0, names_alone, "rank-0", ep_group=0, ep_rank=1, planner=planner_client)
 
 
 def test_S7_a_sequence_larger_than_the_buffer_is_refused_and_a_step_larger_than_it_is_not(

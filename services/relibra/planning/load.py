@@ -3,7 +3,7 @@
 M rows, L layers, E experts, R EP ranks, S sequences.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -73,6 +73,29 @@ class StepLoad:
             source_rank_S=np.tile(np.arange(num_ranks, dtype=np.int32), num_rows),
             num_rows=num_rows,
             num_ranks=num_ranks,
+        )
+
+    def in_all_groups(self, cluster: Cluster) -> "StepLoad":
+        """Return the load in which EP groups without any sequence have those of the group before them.
+
+        Where context or tensor parallelism cuts sequences over several EP groups, schedules name the first of them.
+        Parts of a sequence use its experts alike.
+        """
+        num_rows = self.num_rows // cluster.num_ep_groups
+        group_S = self.row_S // num_rows
+        named = np.unique(group_S)
+        if len(named) in (0, cluster.num_ep_groups):
+            return self
+        groups = np.arange(cluster.num_ep_groups)
+        source_G = named[np.maximum(0, np.searchsorted(named, groups, side="right") - 1)]
+        parts = [np.flatnonzero(group_S == source) for source in source_G]
+        moved_S = np.repeat((groups - source_G) * num_rows, [len(part) for part in parts])
+        sequence_S = np.concatenate(parts)
+        return replace(
+            self,
+            counts_SLE=self.counts_SLE[sequence_S],
+            row_S=(self.row_S[sequence_S] + moved_S).astype(np.int32),
+            source_rank_S=self.source_rank_S[sequence_S],
         )
 
     @cached_property

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from relibra.errors import InvalidInput
+from relibra.errors import InvalidInput, NotFound
 from relibra.planning import Schedule
 from relibra.rollout import RolloutReporter
 from relibra.routing.sequence_routing import SequenceRouting
@@ -23,8 +23,8 @@ _MAX_THREADS = 8
 class RankBatch:
     """The sequences of one data-parallel rank between two optimizer steps."""
 
-    routings: Sequence[SequenceRouting]
-    """The routing of every sequence, as far as it is known."""
+    routings: Sequence[SequenceRouting | None]
+    """The routing of every sequence, as far as it is known; None if rollout workers alone know it."""
     micro_batches: Sequence[Sequence[int]]
     """One list of places in `routings` per micro-batch, in order of training."""
     names: Sequence[str] = ()
@@ -69,6 +69,7 @@ def report_rank(
 
     Raises:
         InvalidInput: there is no sequence, or a sequence is missing from the micro-batches or listed twice.
+        NotFound: the planner lacks a sequence whose routing this rank does not know.
         LimitExceeded: the counts of a sequence do not fit the reporter's buffer.
         Unavailable: the planner does not answer. Report again; the planner stores each sequence only once.
         RelibraError: the planner refused a sequence, or an earlier report of which nobody has heard; see
@@ -82,14 +83,17 @@ def report_rank(
     unknown = list(range(len(routings)))
     if planner is not None and batch.names:
         unknown = planner.claim_sequences(reporter.job_id, step, sequence_ids)
+    known = [routing for index in unknown if (routing := routings[index]) is not None]
+    if len(known) < len(unknown):
+        raise NotFound(f"the rollout did not report {len(unknown) - len(known)} of {len(routings)} sequences")
     for index in unknown:
         # A name of its own: of two samples with equal tokens, the routing may differ.
         sequence_ids[index] = f"{name}/sequence-{index}"
     if unknown:
         with ThreadPoolExecutor(_num_threads(len(unknown)), thread_name_prefix="relibra-count") as pool:
-            counted = list(pool.map(lambda index: routings[index].counts(), unknown))
-        for index, counts_LE in zip(unknown, counted, strict=True):
-            reporter.report_counts(step, sequence_ids[index], counts_LE, routings[index].num_rows)
+            counted = list(pool.map(SequenceRouting.counts, known))
+        for index, counts_LE, routing in zip(unknown, counted, known, strict=True):
+            reporter.report_counts(step, sequence_ids[index], counts_LE, routing.num_rows)
         reporter.flush(timeout_s)
     micro_batch_S = np.empty(len(routings), dtype=np.int32)
     for micro_batch, sequences in enumerate(batch.micro_batches):

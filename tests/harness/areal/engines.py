@@ -1,5 +1,6 @@
 """Engines of AReaL for a tiny Qwen3-MoE, and batches as its trainer hands them over."""
 
+import asyncio
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +13,13 @@ import torch.distributed as dist
 from areal.engine.megatron_engine import MegatronEngine
 
 from harness.skyrl.workers import RANKS, seed
+from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
 from harness.trained import ADAM_EPS
 
 NUM_SAMPLES, MAX_LENGTH = 4, 12
 MAX_TOKENS = 24
 
-__all__ = ["batch", "build", "infer", "sent", "update"]
+__all__ = ["batch", "build", "generate", "infer", "sent", "update"]
 
 
 def configuration(model: Path, bridge_type: str = "megatron-bridge", role: str = "actor") -> Any:
@@ -79,6 +81,31 @@ def batch(rank: int, step: int) -> dict[str, torch.Tensor]:
         "attention_mask": torch.from_numpy(attention),
         "loss_mask": torch.from_numpy(loss_mask),
     }
+
+
+def generate(client: type[Any], data: Any) -> None:
+    """Have a client of the rollout return the sequences of a batch, and wait until their reports have arrived.
+
+    Args:
+        client: its class.
+        data: what `batch` returned.
+    """
+    from areal.api import ModelResponse
+    from areal.api.cli_args import InferenceEngineConfig
+    from areal.infra import RemoteInfEngine
+
+    async def answer(_: Any, tokens: list[int]) -> Any:
+        rows = [rng.choice(NUM_EXPERTS, TOP_K, replace=False, p=skew) for _ in range((len(tokens) - 1) * NUM_LAYERS)]
+        routed = np.reshape(rows, (len(tokens) - 1, NUM_LAYERS * TOP_K)).astype(np.int32)
+        return ModelResponse(input_tokens=tokens[:2], output_tokens=tokens[2:], routed_experts=routed)
+
+    rng, skew = np.random.default_rng(7), np.array([8, 4, 2, 1, 1, 1, 1, 1.0]) / 19
+    with mock.patch.object(RemoteInfEngine, "agenerate", answer):
+        built = client(InferenceEngineConfig(backend="sglang:d1", return_routed_experts=True))
+        for tokens, attention in zip(data["input_ids"], data["attention_mask"], strict=True):
+            asyncio.run(built.agenerate(tokens[attention].tolist()))
+    built.stream.flush()
+    built.stream.close()
 
 
 def infer(engine: Any, data: Any) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from areal.api.cli_args import InferenceEngineConfig
 from areal.api.io_struct import SaveLoadMeta
 from areal.engine.megatron_engine import MegatronPPOActor
 from safetensors.torch import load_file
@@ -15,12 +16,14 @@ from harness import tiny_qwen3_moe
 from harness.areal import engines
 from harness.plugin_contract import (
     AWAY,
+    MODEL,
     Contract,
     Plugin,
     Rank,
     check_equal,
     check_moved,
     check_nothing_moves,
+    check_planned,
     check_planned_beside,
     moving,
     named,
@@ -31,8 +34,12 @@ from harness.skyrl.workers import environment
 from harness.trained import NUM_EXPORTED, ROUNDING, Trained, differing, relative, unequal
 from relibra.errors import Unsupported
 from relibra.integrations.areal import balanced as balanced_trainer
-from relibra.plugins.areal.engine import BalancedPPOActor, BalancedReference
+from relibra.planning.plan import Level
+from relibra.plugins.areal.engine import BalancedPPOActor, BalancedReference, ReportedPPOActor
 from relibra.plugins.areal.recovery import StateByExpert
+from relibra.plugins.areal.rollout import ReportingSGLangEngine
+from relibra.plugins.areal.trainer import MODEL_VARIABLE
+from relibra.wire.client import PlannerClient
 
 NUM_UPDATES = 3
 
@@ -120,6 +127,27 @@ def S5_a_job_that_replays_nothing_is_planned_from_history(at: Rank) -> None:
     CONTRACT.check_planned_from_history(at, "areal-history")
 
 
+def S5_a_planner_plans_every_pass_from_what_the_rollout_reported(at: Rank) -> None:
+    """AReaL's own client has reported all responses, and a pass over one that it did not is planned from history."""
+    alone = train(at, build(at, balanced=False))
+    environment(at.planner, "areal-reported")
+    os.environ |= {"RELIBRA_ATTEMPT": "this launch", MODEL_VARIABLE: str(at.folder / "model")}
+    with noted_outcomes(job="areal-reported") as outcomes:
+        engine = engines.build(ReportedPPOActor, at.folder / "model")
+        for step in range(NUM_UPDATES):
+            engines.generate(ReportingSGLangEngine, engines.batch(at.number, step))
+        trained = train(at, engine)
+        engines.infer(engine, engines.batch(at.number, NUM_UPDATES))
+    del os.environ["RELIBRA_ATTEMPT"], os.environ[MODEL_VARIABLE]
+    check_equal(trained, alone)
+    check_planned(outcomes[:-1], 2 * NUM_UPDATES)
+    with PlannerClient(at.planner, attempt="this launch") as planner:
+        plans = [planner.fetch_plan("areal-reported", outcome.step, MODEL) for outcome in outcomes]
+    of_known = [plan is not None and plan.level is Level.MICRO_BATCHES for plan in plans]
+    assert of_known == [True] * 2 * NUM_UPDATES + [False]
+    engine.passes.close()
+
+
 def S5_the_reference_is_a_job_of_its_own_that_is_planned_from_history(at: Rank) -> None:
     """A real planner plans its passes from those before; log-probabilities are those of AReaL's own engine."""
     environment(at.planner, "areal")
@@ -144,7 +172,8 @@ def the_trainer_creates_the_engines_of_the_plug_in(at: Rank) -> None:
     actor.scheduling_spec[0].env_vars["RELIBRA_PLANNER"] = "planner:7420"
     trainer = object.__new__(balanced_trainer(PPOTrainer))  # a whole trainer starts a rollout
     of_models = {"actor": actor, "ref": reference, "critic": None, "teacher": teacher}
-    trainer.config = SimpleNamespace(**of_models, experiment_name="Tiny", trial_name="one")
+    rollout = InferenceEngineConfig(backend="sglang:d1")
+    trainer.config = SimpleNamespace(**of_models, rollout=rollout, experiment_name="Tiny", trial_name="one")
     trainer.scheduler = None
 
     def created() -> list[Any]:
@@ -161,6 +190,36 @@ def the_trainer_creates_the_engines_of_the_plug_in(at: Rank) -> None:
     for config in (actor, reference):
         variables = config.scheduling_spec[0].env_vars
         assert (variables["RELIBRA_PLANNER"], variables["RELIBRA_JOB"]) == ("planner:7420", "Tiny-one")
+
+
+def the_trainer_creates_the_client_of_the_plug_in_where_the_rollout_returns_routes(at: Rank) -> None:
+    """Its workers know the job; an evaluation has AReaL's client."""
+    from areal.trainer import rl_trainer
+
+    environment("planner:7420", "")
+    clients = list[Any]()
+
+    class Trainer(rl_trainer.PPOTrainer):  # type: ignore[misc]
+        def _init_rollout(self, rollout_config: Any, is_eval: bool = False) -> None:
+            clients.append(rl_trainer.RemoteSGLangEngine)
+
+    own, trainer = rl_trainer.RemoteSGLangEngine, object.__new__(balanced_trainer(Trainer))
+    for returns_routes, planner in ((False, "planner:7420"), (True, "embedded"), (True, "planner:7420")):
+        rollout = InferenceEngineConfig(backend="sglang:d1", return_routed_experts=returns_routes)
+        actor, trainer.scheduler = engines.configuration(at.folder / "model"), None
+        actor.scheduling_spec[0].env_vars["RELIBRA_PLANNER"] = planner
+        of_models = {"actor": actor, "ref": None, "critic": None, "teacher": None}
+        trainer.config = SimpleNamespace(**of_models, rollout=rollout, experiment_name="tiny", trial_name="one")
+        created = trainer._create_train_engine(actor, SimpleNamespace(backend="megatron", parallel=None))
+        for is_eval in (False, True):
+            trainer._init_rollout(rollout, is_eval)
+    assert clients == [own] * 4 + [ReportingSGLangEngine, own]
+    assert created.train_engine is ReportedPPOActor
+    variables, of_actor = rollout.scheduling_spec[0].env_vars, actor.scheduling_spec[0].env_vars
+    assert variables[MODEL_VARIABLE] == str(at.folder / "model")
+    assert variables["RELIBRA_JOB"] == "tiny-one"
+    assert variables["RELIBRA_ATTEMPT"] == of_actor["RELIBRA_ATTEMPT"] != ""
+    del os.environ["RELIBRA_ATTEMPT"], os.environ[MODEL_VARIABLE]
 
 
 def S9_weights_that_would_leave_through_awex_are_refused_at_start(at: Rank) -> None:
@@ -186,7 +245,9 @@ SCENARIOS = named(
     CONTRACT.S5_a_job_that_observes_trains_as_the_framework_alone_and_reports_its_loads,
     CONTRACT.checkpoints_are_the_frameworks_own_unless_experts_may_move,
     CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
+    S5_a_planner_plans_every_pass_from_what_the_rollout_reported,
     S5_the_reference_is_a_job_of_its_own_that_is_planned_from_history,
     the_trainer_creates_the_engines_of_the_plug_in,
+    the_trainer_creates_the_client_of_the_plug_in_where_the_rollout_returns_routes,
     S9_weights_that_would_leave_through_awex_are_refused_at_start,
 )

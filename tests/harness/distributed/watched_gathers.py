@@ -1,7 +1,8 @@
 """The all-gathers of counts by which an agent splits tokens, and the counts that it used."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.distributed.observed import gathered
-from relibra.agent import Agent
+from relibra.agent import Agent, StepOutcome
 from relibra.agent.cells.cells import SlotTable
 from relibra.agent.cells.counts_ahead import CountsAhead
 from relibra.agent.cells.token_split import TokenSplit
@@ -84,3 +85,37 @@ class Watched:
         """Collective: assert that ranks split alike, by the counts of what routers chose."""
         self.assert_alike()
         assert self.is_exact(), "counts are those chosen"
+
+
+@dataclass(slots=True)
+class Gathers:
+    """The all-gathers of counts of one step on this rank."""
+
+    by_cell: int = 0
+    ahead: int = 0
+    """Those that bring the counts of a micro-batch."""
+
+
+@contextlib.contextmanager
+def noted_gathers(outcomes: Sequence[StepOutcome]) -> Iterator[dict[int, Gathers]]:
+    """Yield the gathers of each step that runs in the body.
+
+    Args:
+        outcomes: of all passes that have begun, the last one at the end.
+    """
+    steps: dict[int, Gathers] = {}
+    plain_gather, plain_ahead = TokenSplit.gather, TokenSplit.gather_ahead
+
+    def of_step() -> Gathers:
+        return steps.setdefault(outcomes[-1].step, Gathers())
+
+    def gather(split: TokenSplit, counts_E: Tensor) -> Tensor:
+        of_step().by_cell += 1
+        return plain_gather(split, counts_E)
+
+    def gather_ahead(split: TokenSplit, counts_CE: Tensor) -> Any:
+        of_step().ahead += 1
+        return plain_ahead(split, counts_CE)
+
+    with mock.patch.object(TokenSplit, "gather", gather), mock.patch.object(TokenSplit, "gather_ahead", gather_ahead):
+        yield steps

@@ -59,11 +59,21 @@ class Engine:
             reset_prefix_cache=lambda: None,
             reset_encoder_cache=lambda: None,
             sleep=lambda level: None,
+            step=self._step,
+            has_unfinished_requests=lambda: bool(self._unfinished),
         )
+        self._unfinished = list[Any]()
 
     def infer(self, infer_requests: Sequence[Any], request_config: Any, use_tqdm: bool = False) -> list[Any]:
         """Return a response of some length for each request; all tokens but the last have routes."""
-        return [self._response(each) for each in infer_requests]
+        responses = [self._response(each) for each in infer_requests]
+        while self.engine.has_unfinished_requests():
+            self.engine.step()
+        return responses
+
+    def _step(self) -> list[Any]:
+        """Go on as vLLM does: one request is at its end, and another one is not."""
+        return [self._unfinished.pop(), SimpleNamespace(finished=False)]
 
     def _response(self, request: Any) -> Any:
         from swift.infer_engine.protocol import (
@@ -88,6 +98,8 @@ class Engine:
             token_ids=tokens,
             routed_experts=routed_TLK if self._has_routes else None,
         )
+        sample = SimpleNamespace(token_ids=tokens, routed_experts=choice.routed_experts)
+        self._unfinished.append(SimpleNamespace(finished=True, prompt_token_ids=prompt, outputs=[sample]))
         usage = UsageInfo(len(prompt), len(tokens), len(prompt) + len(tokens))
         response = ChatCompletionResponse(model="tiny", choices=[choice], usage=usage)
         return RolloutOutput(response=response)

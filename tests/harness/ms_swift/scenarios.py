@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from safetensors.torch import load_file
@@ -22,6 +23,7 @@ from harness.plugin_contract import (
     noted_outcomes,
 )
 from harness.trained import ROUNDING, Trained, differing, relative
+from relibra.wire.client import PlannerClient
 
 NUM_UPDATES = 3
 
@@ -123,6 +125,19 @@ def a_planner_plans_log_probs_of_a_generation_and_each_of_its_updates(at: Rank) 
     CONTRACT.check_planned(at, "ms-swift-planned", 2 * 3, of_build={"steps_per_generation": 2, "train_iters": 4})
 
 
+def samples_are_reported_where_they_end_and_training_ranks_report_none(at: Rank) -> None:
+    """When ranks ask the planner which samples it lacks, it has all, from the engine of each rank."""
+    lacked, claim = list[list[int]](), PlannerClient.claim_sequences
+
+    def claim_sequences(planner: PlannerClient, *args: Any) -> list[int]:
+        lacked.append(claim(planner, *args))
+        return lacked[-1]
+
+    with mock.patch.object(PlannerClient, "claim_sequences", claim_sequences):
+        CONTRACT.check_planned(at, "ms-swift-streamed", 2 * NUM_UPDATES)
+    assert lacked == [[]] * NUM_UPDATES
+
+
 def S5_a_job_that_replays_nothing_is_planned_from_history(at: Rank) -> None:
     """So is one with R2, whose routes ms-swift keeps as one rank recorded them."""
     for mode in ("disabled", "R2"):
@@ -146,6 +161,7 @@ SCENARIOS = named(
     permuted_and_stale_weights_are_seen,
     S5_ms_swift_alone_loads_a_checkpoint_after_reorders,
     a_planner_plans_log_probs_of_a_generation_and_each_of_its_updates,
+    samples_are_reported_where_they_end_and_training_ranks_report_none,
     S5_a_job_that_replays_nothing_is_planned_from_history,
     S5_the_reference_is_a_job_of_its_own_that_is_planned_from_history,
     CONTRACT.S5_a_job_that_observes_trains_as_the_framework_alone_and_reports_its_loads,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 from megatron.core.transformer.moe.router_replay import RouterReplay
 from roll.distributed.strategy import megatron_strategy
 from roll.pipeline.agentic import agentic_actor_pg_worker
@@ -26,6 +27,11 @@ from harness.roll import workers
 from harness.trained import Trained, note_outcomes
 from relibra.errors import Unsupported
 from relibra.integrations import roll as plugin
+from relibra.plugins.roll import rollout
+from relibra.plugins.roll.batch import rank_batch
+from relibra.routing import read_model_config
+from relibra.routing.sequence_name import name_sequence
+from relibra.routing.sequence_routing import sequence_routing
 
 NUM_UPDATES = 3
 OWN = megatron_strategy.MegatronTrainStrategy, megatron_strategy.MegatronInferStrategy
@@ -92,9 +98,24 @@ CONTRACT = Contract(
 )
 
 
-def S5_a_job_that_replays_the_routing_of_its_rollout_is_planned_from_history(at: Rank) -> None:
-    """ROLL replays it; plans do not need it."""
-    CONTRACT.check_planned_from_history(at, "roll-replayed")
+def S5_a_planner_plans_every_pass_from_the_routing_that_is_replayed(at: Rank) -> None:
+    """Batches are padded on the right, and passes over log-probabilities have other micro-batches than updates."""
+    CONTRACT.check_planned(at, "roll-replayed", 2 * NUM_UPDATES)
+
+
+def the_rollout_reports_each_response_as_training_reads_it(at: Rank) -> None:
+    """ROLL's own code makes batches of responses; an aborted one goes on later, and is not reported."""
+    reports = mock.Mock()
+    with mock.patch.object(rollout, "stream", return_value=reports):
+        batch = workers.rollout(plugin.InferWorker)
+    layers = read_model_config(str(at.folder / "model"))
+    trained = rank_batch([batch], layers)
+    assert len(trained.names) == workers.NUM_SAMPLES
+    told = [call.args for call in reports.report.call_args_list]
+    assert [name_sequence(tokens) for tokens, _ in told] == trained.names
+    for (tokens, rows), routing in zip(told, trained.routings, strict=True):
+        streamed = sequence_routing(rows, layers, num_tokens=len(tokens))
+        np.testing.assert_array_equal(streamed.routed_TLK, routing.routed_TLK)
 
 
 def S5_a_job_that_replays_nothing_is_planned_from_history(at: Rank) -> None:
@@ -152,7 +173,8 @@ def S9_a_variant_of_the_loss_that_a_worker_has_not_is_refused(at: Rank) -> None:
 
 SCENARIOS = named(
     CONTRACT.the_framework_alone_trains,
-    S5_a_job_that_replays_the_routing_of_its_rollout_is_planned_from_history,
+    S5_a_planner_plans_every_pass_from_the_routing_that_is_replayed,
+    the_rollout_reports_each_response_as_training_reads_it,
     S5_a_job_that_replays_nothing_is_planned_from_history,
     S5_a_reference_is_a_job_of_its_own,
     no_expert_moves_on_several_machines,

@@ -3,10 +3,12 @@
 B samples, S places, L layers, K top-k.
 """
 
+import asyncio
 import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ from roll.configs.training_args import TrainingArguments
 from roll.configs.worker_config import RouterReplayConfig, StrategyArguments, WorkerConfig
 from roll.distributed.executor.worker import RankInfo
 from roll.distributed.scheduler.protocol import DataProto
+from roll.distributed.scheduler.user_defined_rollout_loop import postprocess_output_data
 
 from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
 from harness.trained import ADAM_EPS
@@ -124,6 +127,37 @@ def batch(rank: int, step: int, *, has_routes: bool = True) -> Any:
         tensors={name: torch.from_numpy(each) for name, each in tensors.items()},
         meta_info={"global_step": step, "loss_mask_keys": ["response_mask"], "_broadcast_non_tensor_batch": False},
     )
+
+
+def rollout(worker: type[Any]) -> Any:
+    """Have a rollout worker answer requests, of which SGLang aborts one; return ROLL's batch of the others.
+
+    Args:
+        worker: its class.
+    """
+    rng, batches, built = np.random.default_rng(5), [], worker.__new__(worker)
+    for index in range(NUM_SAMPLES + 1):
+        prompt = torch.from_numpy(np.pad(rng.integers(1, 99, 2 + index % 3), (PROMPT - 2 - index % 3, 0)))[None]
+        request = DataProto.from_dict(
+            tensors={
+                "input_ids": prompt,
+                "attention_mask": (prompt > 0).long(),
+                "position_ids": torch.arange(PROMPT)[None],
+            }
+        )
+        response = {
+            "output_token_ids": [rng.integers(1, 99, 3 + index).tolist()],
+            "finish_reasons": ["stop" if index else "abort"],
+        }
+        num_rows = int((prompt > 0).sum()) + len(response["output_token_ids"][0]) - 1
+        rows = [rng.choice(NUM_EXPERTS, TOP_K, replace=False) for _ in range(num_rows * NUM_LAYERS)]
+        response["routed_experts"] = [torch.from_numpy(np.reshape(rows, (num_rows, NUM_LAYERS, TOP_K)))]
+        built.strategy = SimpleNamespace(generate_request=mock.AsyncMock(return_value=response))
+        asyncio.run(built.generate_request({"input_ids": prompt[prompt > 0].tolist(), "rid": str(index)}))
+        if index:
+            data = DataProto(meta_info=response | {"eos_token_id": [0], "pad_token_id": 0})
+            batches.append(postprocess_output_data(request, data, SEQUENCE))
+    return DataProto.concat(batches).batch
 
 
 def loss(worker: Any, data: Any, logits: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:

@@ -9,7 +9,8 @@ import torch
 from harness.engine_payloads import all_layers
 from harness.framework_batches import LAYERS, LENGTHS, check_rows, sequence_rows
 from relibra.errors import InvalidInput
-from relibra.plugins.ms_swift.batch import rank_batch, routings
+from relibra.plugins.ms_swift.batch import names, rank_batch, routings
+from relibra.routing.sequence_name import name_sequence
 
 MICRO_BATCHES = ([0, 2], [1, 3])
 ROWS = sequence_rows(0)
@@ -42,6 +43,21 @@ def test_sequences_that_are_not_packed_have_their_rows() -> None:
         for samples in MICRO_BATCHES
     ]
     check_rows(rank_batch(micro_batches), [[ROWS[each] for each in samples] for samples in MICRO_BATCHES])
+
+
+def test_sequences_have_the_names_of_their_own_tokens() -> None:
+    """Whether they are packed, filled up for context parallelism, or neither."""
+    tokens = [np.arange(1, length + 1) for length in LENGTHS[0][:2]]
+    wanted = [name_sequence(each) for each in tokens]
+    for multiple in (1, 4):
+        lengths = [-(-len(each) // multiple) * multiple for each in tokens]
+        of_each = [filled(sample, length) for sample, length in enumerate(lengths)]
+        of_pack = routings(torch.from_numpy(np.concatenate(of_each)[None]), torch.tensor(lengths), LAYERS)
+        ids = [np.pad(each, (0, length - len(each))) for each, length in zip(tokens, lengths, strict=True)]
+        assert names(torch.from_numpy(np.concatenate(ids)[None]), torch.tensor(lengths), of_pack) == wanted
+    rows = torch.from_numpy(np.stack([filled(sample, 24) for sample in range(2)]))
+    ids = [np.pad(each, (0, 24 - len(each))) for each in tokens]
+    assert names(torch.from_numpy(np.stack(ids)), None, routings(rows, None, LAYERS)) == wanted
 
 
 def test_routes_that_do_not_fit_are_refused() -> None:

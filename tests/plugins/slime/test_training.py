@@ -23,7 +23,7 @@ class Recorded:
     def __init__(self, *, is_taken: bool = True) -> None:
         self.calls: list[Any] = []
         self._is_taken, self.is_reporting, self.homes_stay = is_taken, True, False
-        self.settings = PluginSettings(planner="planner:7420", job="job")
+        self.settings, self.layers = PluginSettings(planner="planner:7420", job="job"), dict[int, Any]()
 
     def submit(self, pass_index: int, batch: Callable[[], Any]) -> bool:
         self.calls.append(("submit", pass_index, len(batch().micro_batches)))

@@ -3,6 +3,13 @@
 Importing this needs ROLL.
 """
 
-from relibra.plugins.roll.worker import AgenticPGWorker, AgenticWorker, ReferenceWorker, RLVRPGWorker, RLVRWorker
+from relibra.plugins.roll.worker import (
+    AgenticPGWorker,
+    AgenticWorker,
+    InferWorker,
+    ReferenceWorker,
+    RLVRPGWorker,
+    RLVRWorker,
+)
 
-__all__ = ["AgenticPGWorker", "AgenticWorker", "RLVRPGWorker", "RLVRWorker", "ReferenceWorker"]
+__all__ = ["AgenticPGWorker", "AgenticWorker", "InferWorker", "RLVRPGWorker", "RLVRWorker", "ReferenceWorker"]

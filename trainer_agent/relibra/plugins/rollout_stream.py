@@ -32,11 +32,17 @@ class RolloutStream:
 
     Args:
         find: returns the job that trains on the samples; None while nobody has registered it.
+        otherwise: what follows if a sample is not reported, for the log; `%s` stands for why.
     """
 
-    def __init__(self, find: Callable[[], RolloutJob | None] = find_rollout_job) -> None:
+    def __init__(
+        self,
+        find: Callable[[], RolloutJob | None] = find_rollout_job,
+        *,
+        otherwise: str = "training ranks report a sample that the rollout did not: %s",
+    ) -> None:
         keep_log()
-        self._find = find
+        self._find, self._otherwise = find, otherwise
         self._job: RolloutJob | None = None
         self._looked_s = float("-inf")
         self._reporter: RolloutReporter | None = None
@@ -54,7 +60,7 @@ class RolloutStream:
         if routed_experts is None:
             return
         with_name = functools.partial(self._report, tokens, routed_experts, read)
-        self._try(with_name, "training ranks report a sample that the rollout did not: %s")
+        self._try(with_name, self._otherwise)
 
     def submit(self, all_tokens: Callable[[], Sequence[Any]]) -> None:
         """Have the step that comes next planned from samples, which are all that it trains on.

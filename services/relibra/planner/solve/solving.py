@@ -149,7 +149,7 @@ async def _read(redis_url: str, job_id: str, step: int) -> _Step:
         counts_SLE = await store.get_counts(job, step, sequence_ids)
         seen = None
         if schedule is not None:
-            load = StepLoad.of(counts_SLE, schedule, job.cluster)
+            load = StepLoad.of(counts_SLE, schedule, job.cluster).in_all_groups(job.cluster)
         else:
             if level is Level.HISTORY:
                 seen_NLE = await store.micro_batches_before(job, step, WINDOW)

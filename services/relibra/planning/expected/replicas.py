@@ -96,12 +96,13 @@ def _busiest(index_Y2: NDArray[np.int32], home_E: NDArray[np.int32], num_ranks: 
 
 @compile_once
 def _vary(seen_NX: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the micro-batches, and each of them again, at least once, with loads times random factors up to 2.
+    """Return the micro-batches, and each of them again, at least twice, with loads times random factors up to 2.
 
-    There are at least `_LEAST_SAMPLES`: where little was seen, nobody knows how micro-batches differ.
+    With one variation of each, some plans depended on its luck. There are at least `_LEAST_SAMPLES`: where little was
+    seen, nobody knows how micro-batches differ.
     """
     num_seen, num_experts = seen_NX.shape
-    num_samples = max(2 * num_seen, _LEAST_SAMPLES)
+    num_samples = max(3 * num_seen, _LEAST_SAMPLES)
     load_SX = np.empty((num_samples, num_experts), dtype=np.int64)
     state = np.zeros(1, dtype=np.uint64)
     for sample in range(num_samples):

@@ -1,7 +1,8 @@
-"""AReaL's Megatron engines with an agent inside: every pass is planned from the passes before."""
+"""AReaL's Megatron engines with an agent inside: every pass is planned, from the passes before or from its samples."""
 
 import os
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from areal.engine import megatron_engine
@@ -9,6 +10,7 @@ from areal.engine import megatron_engine
 from relibra.agent import Phase
 from relibra.errors import Unsupported
 from relibra.plugins.areal import points
+from relibra.plugins.areal.batch import rank_batch
 from relibra.plugins.areal.recovery import StateByExpert
 from relibra.plugins.attached_job import attach_job
 from relibra.plugins.balanced_passes import BalancedPasses
@@ -29,6 +31,8 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
 
     beside = ""
     """What the model is, if it is not the actor."""
+    is_reported = False
+    """Whether the rollout reports the routing of its responses."""
     passes = BalancedPasses()
     """The passes of this engine, with an agent once the model is built."""
     _renamed: Renamed
@@ -71,11 +75,12 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
     def forward_backward_batch(
         self, mb_list: Any, process_output_fn: Any, forward_only: bool = False, *args: Any, **kwargs: Any
     ) -> None:
-        """Run a pass as AReaL does, planned from the passes before."""
+        """Run a pass as AReaL does, under a plan."""
         if self.passes.agent is None:
             super().forward_backward_batch(mb_list, process_output_fn, forward_only, *args, **kwargs)
             return
-        self.passes.begin(Phase.RECOMPUTE if forward_only else Phase.UPDATE)
+        batch = partial(rank_batch, mb_list.mbs) if self.is_reported else None
+        self.passes.begin(Phase.RECOMPUTE if forward_only else Phase.UPDATE, batch)
         with self.passes.in_schedules_of(megatron_engine):
             super().forward_backward_batch(mb_list, process_output_fn, forward_only, *args, **kwargs)
         if self.optimizer is None:
@@ -120,6 +125,12 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
         # In place, because AReaL empties the list to free the tensors.
         converted_named_tensors[:] = self._renamed(list(converted_named_tensors), is_whole=False)
         super()._update_bucket_weights_from_distributed(meta, converted_named_tensors, *args, **kwargs)
+
+
+class ReportedPPOActor(BalancedPPOActor):
+    """The engine of an actor whose rollout reports its responses, which passes are planned from."""
+
+    is_reported = True
 
 
 class BalancedReference(BalancedPPOActor):

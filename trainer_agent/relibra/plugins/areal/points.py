@@ -10,7 +10,11 @@ NO_AWEX = (
 )
 """Why a job is refused whose weights leave through awex."""
 
-TRAINER: Points = {"PPOTrainer._create_train_engine": ("actor_config", "alloc")}
+TRAINER: Points = {
+    "PPOTrainer._create_train_engine": ("actor_config", "alloc"),
+    "PPOTrainer._init_rollout": ("rollout_config", "is_eval", ...),
+    "RemoteSGLangEngine.__init__": ("config",),
+}
 """Attributes of `areal.trainer.rl_trainer`."""
 
 ENGINE: Points = {

@@ -7,6 +7,7 @@ No file of ms-swift changes. `swift.megatron.trainers.MegatronGRPOTrainer` is re
     installation    makes ms-swift's pipeline create the trainer of this plug-in
     points          the attributes of ms-swift that the plug-in relies on, checked at start
     batch           what a rank trains on, in the form of `relibra.steps`
+    rollout         reports samples where they finish, in a trainer that has its own engine
     trainer         ms-swift's Megatron trainer of GRPO with an agent inside
 
 Written against ms-swift 4.6.0 with mcore-bridge 1.6.5.

@@ -2,7 +2,8 @@
 
 Written against ms-swift 4.6.0 (`swift/rlhf_trainers/utils.py`, `swift/megatron/utils/router_replay_utils.py`). The
 adapter reads `routed_experts` `[B, S, layers, K]` of a micro-batch before its pass over log-probabilities, which leaves
-only the rows of one rank, and `seq_lengths` of its `GRPOBatch` if sequences are packed (`--padding_free`, the default).
+only the rows of one rank, its `input_ids`, and `seq_lengths` of its `GRPOBatch` if sequences are packed
+(`--padding_free`, the default).
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import numpy as np
 from relibra.errors import InvalidInput
 from relibra.routing.counts import check_expert_ids
 from relibra.routing.model_layers import ModelLayers
+from relibra.routing.sequence_name import name_sequence
 from relibra.routing.sequence_routing import SequenceRouting, as_integers, check_sample
 from relibra.steps import RankBatch
 
@@ -44,12 +46,30 @@ def routings(routed_experts: Any, seq_lengths: Any | None, layers: ModelLayers) 
     return [_rows_to_replay(ids_BSXK[0, first:end], layers) for first, end in pairwise(accumulate(lengths, initial=0))]
 
 
-def rank_batch(micro_batches: Sequence[Sequence[SequenceRouting]]) -> RankBatch:
-    """Return the batch that a rank trains on, from the routing of its micro-batches."""
+def names(input_ids: Any, seq_lengths: Any | None, of_sequences: Sequence[SequenceRouting]) -> list[str]:
+    """Return the names of the sequences of a micro-batch, under which the rollout reports them.
+
+    Args:
+        input_ids: the micro-batch's tokens, `[B, S]`; with packing, B is 1.
+        seq_lengths: as of `routings`.
+        of_sequences: what `routings` returned. Their last rows tell where padding begins.
+    """
+    ids_BS = as_integers(input_ids, "input_ids")
+    if seq_lengths is None:
+        tokens = list(ids_BS)
+    else:
+        tokens = np.split(ids_BS[0], np.cumsum(as_integers(seq_lengths, "seq_lengths"))[:-1])
+    ends = (routing.position_T.max(initial=-2) + 2 for routing in of_sequences)
+    return [name_sequence(ids_T[:end]) for ids_T, end in zip(tokens, ends, strict=True)]
+
+
+def rank_batch(micro_batches: Sequence[Sequence[SequenceRouting]], names: Sequence[str] = ()) -> RankBatch:
+    """Return the batch that a rank trains on, from the routing of its micro-batches and the names of all sequences."""
     ends = accumulate(map(len, micro_batches), initial=0)
     return RankBatch(
         routings=list(chain.from_iterable(micro_batches)),
         micro_batches=[list(range(first, end)) for first, end in pairwise(ends)],
+        names=names,
     )
 
 

@@ -16,11 +16,15 @@ from relibra.errors import Unsupported
 from relibra.plugins.attached_job import attach_job
 from relibra.plugins.balanced_passes import BalancedPasses
 from relibra.plugins.ms_swift import points
-from relibra.plugins.ms_swift.batch import rank_batch, routings
+from relibra.plugins.ms_swift.batch import names, rank_batch, routings
+from relibra.plugins.ms_swift.rollout import report_finished
 from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.points import check_points
+from relibra.plugins.rollout_job import RolloutJob
+from relibra.plugins.rollout_stream import RolloutStream
 from relibra.plugins.settings import Mode, PluginSettings, job_name
 from relibra.routing import SequenceRouting, read_model_config
+from relibra.steps import RankBatch
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +57,9 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
         if settings.mode is Mode.BALANCE:
             _check_settings(args)
         super().__init__(args, *more, **kwargs)
-        self._routings: dict[int, Callable[[], list[SequenceRouting]]] = {}
-        """The routing of each micro-batch of the generation, by the identity of its `GRPOBatch`; on reporting ranks."""
+        self._routings: dict[int, Callable[[], tuple[list[SequenceRouting], list[str]]]] = {}
+        """The routing and names of the sequences of each micro-batch of the generation, by the identity of its
+        `GRPOBatch`; on reporting ranks."""
         self._waiting: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
         """The micro-batches whose log-probabilities are to be computed."""
         layers = read_model_config(self.hf_model_dir)
@@ -63,6 +68,8 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
             return
         unplanned = ["the teacher"] if self.teacher_models else []
         self.passes = attach_job(settings, layers, self.wrapped_models, self.optimizer, unplanned=unplanned)
+        if args.router_replay_mode == "R3" and self.vllm_mode == "colocate":
+            report_finished(self.engine.engine, RolloutStream(self._rollout_job), self._is_training)
         if self.beta and self.ref_models:
             settings = replace(settings, reorder="never")
             self.reference = attach_job(settings, layers, self.ref_models, None, beside="reference")
@@ -160,17 +167,32 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
     def _keep_routing(self, batch: Mapping[str, Any]) -> None:
         if self.passes.planned.is_reporting and batch.get("routed_experts") is not None:
             # ms-swift will replace the rows by those of this rank. An error of a check here would end the job.
-            rows = batch["routed_experts"].to("cpu", torch.int32)
+            rows, tokens = batch["routed_experts"].to("cpu", torch.int32), batch["input_ids"].to("cpu")
             lengths = batch["grpo_batch"].seq_lengths.to("cpu") if self.args.padding_free else None
-            self._routings[id(batch["grpo_batch"])] = functools.partial(routings, rows, lengths, self.passes.layers)
+
+            def read() -> tuple[list[SequenceRouting], list[str]]:
+                of_sequences = routings(rows, lengths, self.passes.layers)
+                return of_sequences, names(tokens, lengths, of_sequences)
+
+            self._routings[id(batch["grpo_batch"])] = read
 
     def _begin(self, batches: Sequence[Any], phase: Phase) -> None:
         """Collective over all ranks: begin a phase with these micro-batches."""
         key = tuple(map(id, batches))
         if self.args.router_replay_mode == "R3":
-            self.passes.begin(phase, lambda: rank_batch([self._routings[batch]() for batch in key]), key)
+            self.passes.begin(phase, lambda: self._rank_batch(key), key)
         else:
             self.passes.begin(phase)
+
+    def _rank_batch(self, key: tuple[int, ...]) -> RankBatch:
+        micro_batches = [self._routings[batch]() for batch in key]
+        of_all = [name for _, of_sequences in micro_batches for name in of_sequences]
+        return rank_batch([of_sequences for of_sequences, _ in micro_batches], of_all)
+
+    def _rollout_job(self) -> RolloutJob:
+        planned = self.passes.planned
+        planner, job = planned.settings.planner, planned.settings.job
+        return RolloutJob(planner=planner, job=job, attempt=planned.attempt, layers=self.passes.layers)
 
     def _say_unplanned(self) -> None:
         if not self._has_said_unplanned:

@@ -5,6 +5,8 @@ strategies are replaced by subclasses. No expert moves: ROLL has optimizer state
 stores weights by place.
 
     points      the attributes of ROLL that the plug-in relies on, checked at start
+    batch       what a rank trains on, in the form of `relibra.steps`
+    rollout     reports responses where they finish
     strategy    ROLL's Megatron strategies with an agent inside
     worker      ROLL's workers, which put these strategies in place
 

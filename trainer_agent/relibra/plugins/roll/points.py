@@ -14,3 +14,6 @@ STRATEGY: Points = {
     "MegatronTrainStrategy.train_step": ("batch", "loss_func"),
 }
 """Attributes of `roll.distributed.strategy.megatron_strategy`."""
+
+ROLLOUT: Points = {"InferWorker.generate_request": ("payload",)}
+"""Attributes of `roll.pipeline.base_worker`."""

@@ -1,8 +1,9 @@
-"""ROLL's Megatron strategies with an agent inside: every pass runs under a plan from history, and no expert moves."""
+"""ROLL's Megatron strategies with an agent inside: every pass runs under a plan, and no expert moves."""
 
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from relibra.agent import Phase
@@ -11,6 +12,7 @@ from relibra.plugins.balanced_passes import BalancedPasses
 from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.points import check_points
 from relibra.plugins.roll import points
+from relibra.plugins.roll.batch import ROUTES, rank_batch
 from relibra.plugins.settings import Mode, PluginSettings, job_name
 from relibra.routing import read_model_config
 from relibra.wire.job_id import nearest_job_id
@@ -82,10 +84,20 @@ def balanced(strategy: type[Any]) -> type[Any]:
         def _in_a_pass(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
             """Return a schedule of megatron that begins a pass, and tells the agent which micro-batch runs."""
 
-            def run(*, forward_step_func: Callable[..., Any], forward_only: bool, **of_schedule: Any) -> Any:
-                self.passes.begin(Phase.RECOMPUTE if forward_only else Phase.UPDATE)
-                run_micro_batch = self.passes.forward_step(forward_step_func)
-                return schedule(forward_step_func=run_micro_batch, forward_only=forward_only, **of_schedule)
+            def run(
+                *, forward_step_func: Callable[..., Any], data_iterator: Any, forward_only: bool, **of_schedule: Any
+            ) -> Any:
+                micro_batches = list(data_iterator[0])  # every model chunk has the same
+                batch = partial(rank_batch, [each.batch for each in micro_batches], self.passes.layers)
+                is_replayed = self.enable_router_replay and ROUTES in micro_batches[0].batch
+                phase = Phase.RECOMPUTE if forward_only else Phase.UPDATE
+                self.passes.begin(phase, batch if is_replayed else None)
+                return schedule(
+                    forward_step_func=self.passes.forward_step(forward_step_func),
+                    data_iterator=[iter(micro_batches) for _ in data_iterator],
+                    forward_only=forward_only,
+                    **of_schedule,
+                )
 
             return run
 

@@ -1,4 +1,4 @@
-"""ROLL's workers, in whose processes the strategies of this plug-in are in place.
+"""ROLL's workers, in whose processes the strategies of this plug-in are in place, and those that generate.
 
 ROLL imports `worker_cls` in the driver too, so nothing here imports megatron-core before a worker builds its model.
 """
@@ -12,7 +12,12 @@ from roll.pipeline.agentic import agentic_actor_pg_worker, agentic_actor_worker
 from roll.pipeline.rlvr import actor_pg_worker, actor_worker
 
 from relibra.errors import Unsupported
+from relibra.plugins.points import check_points
+from relibra.plugins.roll import points
+from relibra.plugins.roll.rollout import report_responses
 from relibra.plugins.roll.strategy import install
+
+check_points(base_worker, points.ROLLOUT, version=points.VERSION, without=points.OFF)
 
 _STRATEGIES = ("megatron_train", "megatron_infer")
 
@@ -69,3 +74,13 @@ class AgenticPGWorker(_Balancing, agentic_actor_pg_worker.ActorWorker):  # type:
 
 class ReferenceWorker(_Balancing, base_worker.ActorWorker):  # type: ignore[misc]
     """The worker of `reference` in ROLL's agentic pipeline."""
+
+
+class InferWorker(base_worker.InferWorker):  # type: ignore[misc]
+    """The worker of `actor_infer` in both pipelines."""
+
+    async def generate_request(self, payload: dict[str, Any]) -> Any:
+        """Generate as ROLL does, and report the responses."""
+        response = await super().generate_request(payload)
+        report_responses(payload, response)
+        return response

@@ -8,6 +8,7 @@ the rollout manager.
 
     framework      what the plug-in relies on in slime and in miles, and what it refuses, by name
     batch          what a rank trains on, in the form of `relibra.steps`
+    replay         what the framework's replays have for a forward, told to the agent before it
     training       the training process: an attached agent, planned passes, right names of weights
     other_models   the reference, a teacher and an old actor, which take turns in the modules of the actor
     rollout_schedule, rollout_packing

@@ -1,8 +1,10 @@
 """slime and miles as the plug-in sees them: the attributes that it relies on, and the options that it refuses."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,8 @@ class Framework:
     splitting: str
     """The function that splits a rollout among data-parallel ranks: a method of the rollout manager, or
     module:function."""
+    replaying: Callable[[], str]
+    """Returns what the replays of routing of this process do now, or an empty text."""
 
     def check(self, args: Any) -> None:
         """Check the options of a job.
@@ -168,6 +172,15 @@ def _batches_of_miles(
     return partial(rank_batch, with_micro_batches(kept, iterators[0], num_microbatches), layers)
 
 
+def _replaying_of_slime() -> str:
+    return os.environ["ROUTING_REPLAY_STAGE"] if os.environ.get("ENABLE_ROUTING_REPLAY") == "1" else ""
+
+
+def _replaying_of_miles() -> str:
+    manager = import_module("miles.utils.replay_base").routing_replay_manager
+    return str(manager.stage) if manager.enabled else ""
+
+
 SLIME = Framework(
     name="slime",
     version="slime 0.3.1, 624b824",
@@ -184,6 +197,7 @@ SLIME = Framework(
     batches=_batches_of_slime,
     generating=("slime.rollout.sglang_rollout",),
     splitting="_split_train_data_by_dp",
+    replaying=_replaying_of_slime,
 )
 MILES = Framework(
     name="miles",
@@ -208,4 +222,5 @@ MILES = Framework(
     batches=_batches_of_miles,
     generating=("miles.rollout.sglang_rollout", "miles.rollout.inference_rollout.inference_rollout_common"),
     splitting="miles.ray.rollout.train_data_conversion:split_train_data_by_dp_scheduled_raw",
+    replaying=_replaying_of_miles,
 )

@@ -18,6 +18,7 @@ from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.settings import Mode, PluginSettings, job_name
 from relibra.plugins.slime.framework import Batches, Framework, config_file
 from relibra.plugins.slime.other_models import OtherModels
+from relibra.plugins.slime.replay import listen_to_replays
 from relibra.plugins.slime.rollout import report_samples
 from relibra.plugins.slime.rollout_packing import PackingJob, install, tell
 from relibra.routing import read_model_config
@@ -82,6 +83,8 @@ class BalancedTraining:
         if self._is_critic:
             return
         self._others = OtherModels(self.passes, self._args)
+        assert self.passes.agent is not None
+        listen_to_replays(self.passes.agent, chunks, self._replaying)
         if self._settings.pack:
             check_packable(parallel_layout(), self.passes.planned.cluster)
 
@@ -224,6 +227,14 @@ class BalancedTraining:
                 return update(*args, **kwargs)
 
         updater.update_weights = update_weights
+
+    def _replaying(self) -> str:
+        """Return what the replays of routing do, in a phase in which every model of this process replays alike.
+
+        Ranks agree for a whole phase whether replays tell what routers will choose, and other models replay nothing.
+        """
+        has_others = self._phase is not Phase.UPDATE and self._others.num_steps
+        return "" if has_others else self._framework.replaying()
 
     @contextmanager
     def _passes(self, phase: Phase | None) -> Iterator[None]:
