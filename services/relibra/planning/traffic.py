@@ -29,7 +29,7 @@ UNIT_BITS = 10
 """Prices are whole multiples of 2**-10 tokens, so that they are the same on every host (S8). Compiled code has this
 number built in, and does not notice if it changes."""
 
-_MAX_PRICE = 1 << 24
+MAX_PRICE = 1 << 24
 """No copy counts for more than 2**14 tokens where plans are chosen: dispatch then decides alone."""
 
 _MAX_CELL = 1 << 62
@@ -128,7 +128,7 @@ class Traffic:
         if cost is None or not dispatch_costs_time(cluster, params):
             return None
         most = int(load.load_MLE.sum(axis=-1).max(initial=1))
-        price = round(min(cost.crossing_tokens * (1 << UNIT_BITS), _MAX_PRICE, _MAX_CELL // most))
+        price = round(min(cost.crossing_tokens * (1 << UNIT_BITS), MAX_PRICE, _MAX_CELL // most))
         if price == 0:
             return None
         return cls(

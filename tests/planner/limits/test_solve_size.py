@@ -36,4 +36,4 @@ def test_dispatch_that_costs_time_adds_what_crosses_and_the_sums_by_source_node(
 
 def test_packing_adds_the_loads_of_groups_of_sequences_and_rows() -> None:
     solve = solve_size_bytes(10, 2, MODEL, CLUSTER, FREE)
-    assert pack_size_bytes(10, 2, MODEL, CLUSTER, FREE) == solve + 10 * (3 * 4 * 8 + (24 << 10)) + 2 * 3 * 3 * 4 * 8
+    assert pack_size_bytes(10, 2, MODEL, CLUSTER, FREE) == solve + (10 + 3 * 2) * 3 * 4 * 8

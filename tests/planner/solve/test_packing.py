@@ -25,7 +25,7 @@ from relibra.errors import (
 from relibra.planner.server import PlannerServer
 from relibra.planner.settings import PlannerSettings
 from relibra.planning import Freedom, Model, Schedule
-from relibra.planning.packing.repack import repack
+from relibra.planning.packing.pack import repack
 from relibra.planning.plan import Level
 from relibra.planning.schedule import PackingRules
 from relibra.rollout import RolloutReporter

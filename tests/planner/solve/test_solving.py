@@ -18,7 +18,7 @@ from relibra.planner.solve.solving import warm_up
 from relibra.planning import Cluster, CostModel, Model, PlanParams, Schedule, StepLoad
 from relibra.planning.jit import machine_code
 from relibra.planning.plan import Level
-from relibra.planning.packing.repack import repack
+from relibra.planning.packing.pack import repack
 from relibra.planning.schedule import Freedom, PackingRules
 from relibra.planning.solve import solve
 code = warm_up()

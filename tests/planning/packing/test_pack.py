@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from harness.packed_steps import DEAR, PackedStep, steps
 from relibra.errors import InvalidInput
@@ -11,11 +12,11 @@ from relibra.planning.packing.pack import pack
 from relibra.planning.solve import solve
 
 
-@given(step=steps)
-@settings(max_examples=12, deadline=None)
-def test_sequences_stay_within_the_budget_and_lengths_about_as_balanced_as_by_length_alone(step):
+@given(step=steps, params=st.sampled_from([None, DEAR]))
+@settings(max_examples=15, deadline=None)
+def test_sequences_stay_within_the_budget_and_lengths_about_as_balanced_as_by_length_alone(step, params):
     budget = int(step.sizes_MR(step.start, step.length_S).max())
-    packing, _ = step.pack(budget)
+    packing, _ = step.pack(budget, params=params)
     schedule = packing.schedule
     schedule.check(step.cluster)
     check_placement(packing.home_LE, step.model, step.cluster)
@@ -30,7 +31,7 @@ def test_sequences_stay_within_the_budget_and_lengths_about_as_balanced_as_by_le
 
 @pytest.mark.long
 @given(step=steps)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_the_floor_is_never_above_the_one_of_the_schedule_packing_starts_from(step):
     budget = int(step.sizes_MR(step.start, step.length_S).max())
     packing, reason = step.pack(budget)
@@ -40,7 +41,7 @@ def test_the_floor_is_never_above_the_one_of_the_schedule_packing_starts_from(st
 
 
 @given(step=steps)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_S2_the_plan_of_a_packed_schedule_is_valid_and_says_so(step):
     packing, _ = step.pack()
     load = StepLoad.of(step.counts_SLE, packing.schedule, step.cluster)
@@ -50,16 +51,6 @@ def test_S2_the_plan_of_a_packed_schedule_is_valid_and_says_so(step):
     assert "packed" in plan.reason
     identity_LE = step.cluster.identity_placement(step.model)
     assert plan.prediction.num_moved_experts == (plan.home_rank_LE != identity_LE).sum()
-
-
-@given(step=steps)
-@settings(max_examples=10, deadline=None)
-def test_S8_equal_inputs_give_equal_packings(step):
-    (one, why), (other, why_again) = step.pack(), step.pack()
-    for field in ("micro_batch_S", "source_rank_S", "ep_group_S"):
-        np.testing.assert_array_equal(getattr(one.schedule, field), getattr(other.schedule, field))
-    np.testing.assert_array_equal(one.home_LE, other.home_LE)
-    assert why == why_again
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(each, marks=pytest.mark.long) for each in (1, 2))])
@@ -112,21 +103,6 @@ def test_where_dispatch_has_a_price_packing_takes_less_modelled_time_than_packin
     assert "packing brings the modelled time of experts and dispatch" in reason
 
 
-@pytest.mark.long
-@given(step=steps)
-@settings(max_examples=10, deadline=None)
-def test_packing_by_time_keeps_to_the_same_limits(step):
-    budget = int(step.sizes_MR(step.start, step.length_S).max())
-    packing, _ = step.pack(budget, params=DEAR)
-    check_placement(packing.home_LE, step.model, step.cluster)
-    assert packing.schedule.num_micro_batches == step.start.num_micro_batches
-    assert step.sizes_MR(packing.schedule, step.length_S).max() <= budget
-    balanced = length_balanced(step.length_S, step.start.num_micro_batches, step.cluster, budget, step.start)
-    for number_S in (step.length_S, step.length_S**2):
-        slowest, most = (step.sizes_MR(each, number_S).max(axis=1).sum() for each in (packing.schedule, balanced))
-        assert slowest <= (1 + SLACK) * most
-
-
 def test_source_ranks_are_never_chosen_to_send_more_across_nodes():
     step = PackedStep.random(5, num_sequences=96, shape=(4, 2))
     packing, _ = step.pack()
@@ -151,13 +127,6 @@ def test_fewer_sequences_than_ranks():
     step = PackedStep.random(1, num_sequences=3, num_micro_batches=3, shape=(2, 4))
     packing, _ = step.pack()
     assert sorted(packing.schedule.micro_batch_S) == [0, 1, 2]
-
-
-def test_sequences_that_route_nothing():
-    step = PackedStep.random(2)
-    nothing_SLE = np.zeros_like(step.counts_SLE)
-    packing, _ = pack(nothing_SLE, step.length_S, step.start, step.model, step.cluster)
-    assert packing.schedule.num_micro_batches == 4
 
 
 def test_counts_near_the_largest_int32_do_not_overflow():

@@ -12,7 +12,7 @@ from relibra.errors import InvalidInput
 from relibra.planning import Cluster, Freedom, Model, PlanParams, Schedule, StepLoad, check_placement, check_plan
 from relibra.planning.packing.caps import SLACK
 from relibra.planning.packing.judge import judge_of
-from relibra.planning.packing.repack import repack
+from relibra.planning.packing.pack import repack
 from relibra.planning.schedule import PackingRules
 from relibra.planning.solve import solve
 

@@ -20,8 +20,6 @@ with so many."""
 _COUNT_SIZE_BYTES = 1
 """In the narrowest dtype; the counts of longer sequences take two bytes or four."""
 _LOAD_SIZE_BYTES = 8
-_MIXED_SIZE_BYTES = 24 << 10
-"""The mixed loads of a sequence, while they are made (`planning.packing.rows`)."""
 
 
 def check_schedule(admission: Admission, job: JobRecord, schedule: Schedule) -> None:
@@ -83,12 +81,12 @@ def check_packing(admission: Admission, job: JobRecord, start: Schedule) -> None
 def pack_size_bytes(num_sequences: int, num_rows: int, model: Model, cluster: Cluster, params: PlanParams) -> int:
     """Return the size of the arrays that packing needs in any case.
 
-    They are those of a solve, and for each sequence its load of every group of ranks, `[L, P]`, and its mixed loads. A
-    rank is counted as a group.
+    They are those of a solve, and for each sequence its load of every group of ranks, `[L, P]`. A rank is counted as a
+    group.
     """
     solve_bytes = solve_size_bytes(num_sequences, num_rows, model, cluster, params)
     groups_size_bytes = model.num_layers * cluster.num_ranks * _LOAD_SIZE_BYTES
-    return solve_bytes + num_sequences * (groups_size_bytes + _MIXED_SIZE_BYTES) + 3 * num_rows * groups_size_bytes
+    return solve_bytes + (num_sequences + 3 * num_rows) * groups_size_bytes
 
 
 def solve_size_bytes(num_sequences: int, num_rows: int, model: Model, cluster: Cluster, params: PlanParams) -> int:

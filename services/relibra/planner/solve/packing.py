@@ -34,7 +34,7 @@ def pack_step(redis_url: str, task: PackTask) -> tuple[Schedule, str]:
         RelibraError: the sequences cannot be packed, or Redis does not answer (`Unavailable`).
         MemoryError: packing needs more memory than the process may take.
     """
-    from relibra.planning.packing.repack import repack  # loads numba
+    from relibra.planning.packing.pack import repack  # loads numba
 
     with tells_of_memory():
         # An event loop that ends may start one more thread. Packing after its end leaves it the memory for that.

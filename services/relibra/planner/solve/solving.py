@@ -72,7 +72,7 @@ def warm_up(memory_bytes: int | None = None, num_threads: int = 1) -> "MachineCo
         How the process came by the machine code of the solver.
     """
     from relibra.planning.jit import machine_code
-    from relibra.planning.packing.repack import repack
+    from relibra.planning.packing.pack import repack
     from relibra.planning.solve import solve
 
     model = Model(num_layers=1, num_experts=8, top_k=1)

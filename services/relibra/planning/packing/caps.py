@@ -3,19 +3,31 @@
 S sequences, M rows, R EP ranks, N nodes. An axis named 2 is (tokens, attention work).
 """
 
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relibra.planning.job import Cluster
-from relibra.planning.packing.rows import Caps
 from relibra.planning.schedule import Schedule
 
 SLACK = Fraction(1, 10)
 """How far the slowest source rank of a micro-batch may be above that of the schedule that packing begins from, in
 tokens and in attention work. The tokens of a row may leave the range of that schedule by half of this, as a part of the
 mean row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caps:
+    """How many tokens and how much attention work rows may hold."""
+
+    rank_M2: NDArray[np.int64]
+    """The most tokens and attention work of a source rank in each row."""
+    node_M: NDArray[np.int64]
+    """The most tokens of all source ranks of a node in each row."""
+    row_2: NDArray[np.int64]
+    """The fewest and the most tokens of a row; this axis is (fewest, most)."""
 
 
 def sizes_MR(schedule: Schedule, size_S2: NDArray[np.int64], cluster: Cluster) -> NDArray[np.int64]:
@@ -25,16 +37,22 @@ def sizes_MR(schedule: Schedule, size_S2: NDArray[np.int64], cluster: Cluster) -
     return size_MR
 
 
+def most_tokens(schedule: Schedule, length_S: NDArray[np.int64], cluster: Cluster) -> int:
+    """Return the tokens of the fullest source rank in a micro-batch: the token budget that a schedule needs."""
+    return int(sizes_MR(schedule, length_S[:, None], cluster).max())
+
+
 def with_slack(number: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return sizes that are larger by `SLACK`, rounded down."""
     return number + number * SLACK.numerator // SLACK.denominator
 
 
-def caps_of(schedule: Schedule, size_S2: NDArray[np.int64], cluster: Cluster, token_budget: int) -> Caps:
+def caps_of(schedule: Schedule, size_S2: NDArray[np.int64], cluster: Cluster, token_budget: int | None) -> Caps:
     """Return what rows, nodes and ranks may hold so that lengths stay about as balanced as in `schedule`."""
     size_MR2 = sizes_MR(schedule, size_S2, cluster)
     rank_M2 = with_slack(size_MR2.max(axis=1))
-    rank_M2[:, 0] = np.minimum(rank_M2[:, 0], token_budget)
+    budget = size_MR2[..., 0].max() if token_budget is None else token_budget
+    rank_M2[:, 0] = np.minimum(rank_M2[:, 0], budget)
     tokens_MN = size_MR2[..., 0].reshape(len(size_MR2), cluster.num_nodes, -1).sum(axis=-1)
     tokens_M = tokens_MN.sum(axis=1)
     margin = int(tokens_M.mean()) * SLACK.numerator // (2 * SLACK.denominator)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning.job import Cluster
-from relibra.planning.packing.rows import MAX_WORK
 from relibra.planning.schedule import Freedom, PackingRules, Schedule
 
 MOVE, SWAP_IN_ROW, SWAP = 0, 1, 2
@@ -25,18 +23,8 @@ class Changes:
     """The ranks to which sequences may move, rising."""
     kind_4: NDArray[np.int64]
     """What four tries do, on average."""
-    max_work: int = MAX_WORK
+    max_work: int
     """The most numbers that one search compares."""
-
-    @property
-    def may_move(self) -> bool:
-        """Whether a sequence may move without another one taking its place."""
-        return MOVE in self.kind_4
-
-    @classmethod
-    def all_of(cls, cluster: Cluster) -> "Changes":
-        """Return all changes, to any rank."""
-        return cls(source_X=np.arange(cluster.num_ranks), kind_4=np.array([MOVE, SWAP_IN_ROW, SWAP, SWAP]))
 
     @classmethod
     def under(cls, rules: PackingRules, start: Schedule, max_work: int) -> "Changes":

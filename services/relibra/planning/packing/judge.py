@@ -7,16 +7,16 @@ dispatch has a price. The swap search of `reorder` has the same objective.
 S sequences, M rows, L layers, E experts, N nodes, P groups (nodes or ranks).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
 from relibra.planning.check import check_placement
+from relibra.planning.jit import compile_once
 from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import StepLoad
-from relibra.planning.packing.rows import group_loads
 from relibra.planning.placement.objective import objective
 from relibra.planning.placement.reorder import reorder
 from relibra.planning.prices import price_moves, price_replicas
@@ -58,11 +58,6 @@ class Judge:
         traffic = Traffic.of(StepLoad.of(self.counts_SLE, schedule, self.cluster), self.cluster, self.params)
         return 0 if traffic is None else traffic.price
 
-    def with_free_dispatch(self) -> "Judge":
-        """Return the judge of the same step that counts tokens alone."""
-        cost = None if self.params.cost is None else replace(self.params.cost, token_size_bytes=0.0)
-        return replace(self, params=replace(self.params, cost=cost))
-
     def judge(self, schedule: Schedule, home_LE: NDArray[np.int32] | None = None) -> Judged:
         """Return a schedule with its cost, by a placement: by default the one that `reorder` chooses."""
         load = StepLoad.of(self.counts_SLE, schedule, self.cluster)
@@ -99,11 +94,12 @@ class Judge:
         """Return the token copies that every sequence routes to every group."""
         return group_loads(self.counts_SLE, self.group_LE(home_LE), self.num_groups)
 
-    def local_SN(self, home_LE: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Return the token copies of every sequence for experts whose home is on each node."""
-        node_LE = home_LE // np.int32(self.cluster.gpus_per_node)
-        local_SN: NDArray[np.int64] = group_loads(self.counts_SLE, node_LE, self.cluster.num_nodes).sum(axis=1)
-        return local_SN
+    def num_local(self, packing: Packing) -> int:
+        """Return the number of token copies whose expert has its home on the node of their source rank."""
+        size = np.int32(self.cluster.gpus_per_node)
+        of_nodes_SLN = group_loads(self.counts_SLE, packing.home_LE // size, self.cluster.num_nodes)
+        node_S = packing.schedule.source_rank_S // size
+        return int(of_nodes_SLN.sum(axis=1)[np.arange(len(node_S)), node_S].sum())
 
 
 def judge_of(
@@ -139,3 +135,15 @@ def _check(
         raise InvalidInput.of("counts", expected=f"shape [S, L, E] = {expected}", got=counts_SLE.shape)
     if length_S.shape != expected[:1] or length_S.min() < 0:
         raise InvalidInput.of("lengths", expected=f"{expected[0]} numbers, none below 0", got=length_S)
+
+
+@compile_once
+def group_loads(counts_SLE: NDArray[np.integer], group_LE: NDArray[np.int32], num_groups: int) -> NDArray[np.int64]:
+    """Return the token copies that every sequence routes to every group of ranks, int64 `[S, L, P]`."""
+    num_sequences, num_layers, num_experts = counts_SLE.shape
+    load_SLP = np.zeros((num_sequences, num_layers, num_groups), dtype=np.int64)
+    for sequence in range(num_sequences):
+        for layer in range(num_layers):
+            for expert in range(num_experts):
+                load_SLP[sequence, layer, group_LE[layer, expert]] += np.int64(counts_SLE[sequence, layer, expert])
+    return load_SLP

@@ -1,40 +1,50 @@
-"""Pack: choose the micro-batch and the source rank of every sequence, under a token budget.
+"""Pack: choose the micro-batch and the source rank of every sequence.
 
 Gradient accumulation sums over all micro-batches of a step, so sequences may be in any of them. A good choice lowers
-the floor of the step. Replicas even out only the ranks of a node, so no replication gets below the load of the largest
-node, summed over cells; and if rows differ in the experts they use, no placement suits them all.
+the floor of the step: replicas even out only the ranks of a node, so no replication gets below the load of the largest
+node, summed over cells. It also lets sequences start on the nodes of the experts that they use.
 
-    length-balanced schedule -> rows made alike -> reorder -> rows fitted to that placement -> source ranks
+Sequences are fitted to a placement. Where homes may still move, the placement is then fitted to the sequences, and so
+on while the cost falls. Lengths stay about as balanced as in the schedule that packing begins from (see `caps`).
 
-Where dispatch has a price, rows and source ranks are then fitted to the placement by the time of experts and dispatch,
-the placement to them, and so on while the time falls. So sequences start on the nodes of the experts that they use, and
-experts move to the nodes of the sequences that use them.
-
-Lengths stay balanced: `caps` allow little above the length-balanced schedule. RoutePack (2026) places experts by the
-totals of the batch and packs for that placement. Making rows alike first gets further: the placement then suits all
-rows, and packing for it has less left to repair.
-
-S sequences, M rows, L layers, E experts, R EP ranks, N nodes, P groups of ranks. An axis named 2 is (tokens, attention
-work).
+S sequences, L layers, E experts, N nodes.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from relibra.errors import InvalidInput
 from relibra.planning.job import Cluster, Model, PlanParams
-from relibra.planning.packing.caps import caps_of, sizes_MR, with_slack
+from relibra.planning.packing.caps import Caps, caps_of, most_tokens
 from relibra.planning.packing.changes import Changes
-from relibra.planning.packing.judge import Judged, judge_of
-from relibra.planning.packing.length_balance import length_balanced
-from relibra.planning.packing.rows import Caps
-from relibra.planning.packing.search import Search, cost_of, reason
-from relibra.planning.schedule import Packing, Schedule
+from relibra.planning.packing.judge import Judge, Judged, group_loads, judge_of
+from relibra.planning.packing.length_balance import length_balanced, schedule_of
+from relibra.planning.packing.search import fit
+from relibra.planning.packing.used_homes import used_homes
+from relibra.planning.schedule import Packing, PackingRules, Schedule
+from relibra.planning.traffic import MAX_PRICE
 
-_MAX_ROUNDS = 4
-"""How often rows, source ranks and the placement are fitted to each other at most."""
+_NUM_GATHERINGS = 3
+"""How often experts follow sequences and sequences follow experts."""
+_LEAST_PRICE = 4
+"""The price of a copy where dispatch is free, in units of 2**-10 tokens: of two packings with equal loads, the one with
+fewer copies between nodes is better."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Effort:
+    """How long packing may search."""
+
+    max_work: int
+    """The most numbers that one search compares: changes tried, times the numbers compared for each."""
+    max_turns: int
+    """How often sequences are fitted to a placement at most, where homes may move."""
+
+
+_OFFLINE = _Effort(max_work=500_000_000, max_turns=6)
+_WAITED_FOR = _Effort(max_work=40_000_000, max_turns=1)
 
 
 def pack(
@@ -49,9 +59,8 @@ def pack(
 ) -> tuple[Packing, str]:
     """Pack the sequences of a step into as many micro-batches as `start` has; return the packing and why.
 
-    `judge` says what a schedule costs: the load of its largest nodes, and the time of dispatch where that has a price.
-    The cost of the packing is at most that of the length-balanced schedule. It is also at most that of `start`, if
-    `start` keeps the budget and the balance of lengths.
+    Packing begins from a schedule that balances lengths alone, and takes its time. By the `Judge`, the packing never
+    costs more than that schedule.
 
     Args:
         counts_SLE: token copies that each sequence routes to every expert.
@@ -70,79 +79,154 @@ def pack(
     """
     length_S = np.asarray(length_S, dtype=np.int64)
     judge = judge_of(counts_SLE, length_S, start, model, cluster, params, previous_home_LE)
-    if token_budget is None:
-        token_budget = int(sizes_MR(start, length_S[:, None], cluster).max())
-    size_S2 = np.stack([length_S, length_S**2], axis=1)
-    fits = sizes_MR(start, length_S[:, None], cluster).max() <= token_budget
-    balanced = length_balanced(length_S, start.num_micro_batches, cluster, token_budget, start if fits else None)
-    caps = caps_of(balanced, size_S2, cluster, token_budget)
-    search = Search(
-        judge=judge,
-        size_S2=size_S2,
-        caps=caps,
-        changes=Changes.all_of(cluster),
-        num_micro_batches=start.num_micro_batches,
-    )
-    schedules = [balanced]
-    if _keeps(start, balanced, size_S2, cluster, caps, token_budget):
-        schedules.append(start)
-    even = search.with_even_rows(balanced) if len(caps.node_M) > 1 else balanced
-    price = judge.price_under(balanced)
-    chosen = _by_time(search, schedules, even, price) if price else _by_tokens(search, schedules, even)
-    return chosen.packing, reason(judge.judge(balanced), chosen, judge, bool(price))
+    needed = most_tokens(start, length_S, cluster)
+    budget = needed if token_budget is None else token_budget
+    last_resort = start if needed <= budget else None
+    balanced = length_balanced(length_S, start.num_micro_batches, cluster, budget, last_resort)
+    settled_LE = judge.previous_LE if judge.params.homes_stay else None
+    return _improve(balanced, length_S, judge, settled_LE, PackingRules(token_budget=budget), _OFFLINE)
 
 
-def _by_tokens(search: Search, schedules: Sequence[Schedule], even: Schedule) -> Judged:
-    """Pack where dispatch is free: fit even rows to their placement, then let sequences start near their experts.
+def repack(
+    counts_SLE: NDArray[np.integer],
+    length_S: NDArray[np.int64],
+    start: Schedule,
+    model: Model,
+    cluster: Cluster,
+    params: PlanParams | None = None,
+    previous_home_LE: NDArray[np.integer] | None = None,
+    rules: PackingRules = PackingRules(),  # noqa: B008
+) -> tuple[Packing, str]:
+    """Improve a schedule while its driver waits; return the packing and why.
+
+    By the `Judge`, the packing never costs more than `start`. Rows keep their numbers of sequences, and only the ranks
+    that `start` uses get sequences. Lengths stay about as balanced as in `start` (see `SLACK`). Placements take most of
+    the time, so sequences are fitted to the current one; the plan that follows may move experts as ever. Before the
+    first plan of a job there is none that suits any load. Then homes follow the sequences too, because a first
+    placement lasts. Equal arguments give the same packing on any host (S8).
 
     Args:
-        search: the searches.
-        schedules: schedules that the packing must not be worse than.
-        even: a schedule whose rows have like loads.
+        counts_SLE: token copies that each sequence routes to every expert.
+        length_S: tokens of every sequence, for budget and attention.
+        start: the schedule to improve.
+        model: the MoE layers.
+        cluster: the EP groups.
+        params: how to plan; defaults to `PlanParams()`.
+        previous_home_LE: the current placement; None before the first plan.
+        rules: what must stay as it is in `start`.
+
+    Raises:
+        InvalidInput: `start` exceeds the budget, or the arguments contradict each other.
+        InvalidPlan: `previous_home_LE` is not a placement.
     """
-    judge = search.judge
-    home_LE = judge.judge(even).packing.home_LE
-    fitted = judge.judge(search.with_lower_floor(even, home_LE), home_LE)
-    chosen = min((fitted, *map(judge.judge, schedules)), key=cost_of)
-    schedule = search.kept_local(chosen.packing.schedule, chosen.packing.home_LE)
-    return replace(chosen, packing=replace(chosen.packing, schedule=schedule))
+    length_S = np.asarray(length_S, dtype=np.int64)
+    judge = judge_of(counts_SLE, length_S, start, model, cluster, params, previous_home_LE)
+    needed = most_tokens(start, length_S, cluster)
+    if rules.token_budget is not None and needed > rules.token_budget:
+        raise InvalidInput.of(
+            "token_budget", expected=f"at least the {needed} tokens that start needs", got=rules.token_budget
+        )
+    is_settled = previous_home_LE is not None or judge.params.homes_stay
+    settled_LE = judge.previous_LE if is_settled else None
+    return _improve(start, length_S, replace(judge, is_draft=True), settled_LE, rules, _WAITED_FOR)
 
 
-def _by_time(search: Search, schedules: Sequence[Schedule], even: Schedule, price: int) -> Judged:
-    """Pack where dispatch has a price. Args as those of `_by_tokens`.
-
-    Places and homes are fitted to each other in turns, so where they end depends on where they begin. From sources
-    that have nothing in common they may find no locality, and from sequences that started near their experts they
-    may keep too much of it. Both are tried.
-    """
-    local = _by_tokens(search.with_free_dispatch, schedules, even).packing.schedule
-    begins = [search.judge.judge(schedule) for schedule in (*schedules, even)]
-    begins = [min(begins, key=cost_of), search.judge.judge(local)]
-    return min((_fitted_by_time(search, begin, price) for begin in begins), key=cost_of)
-
-
-def _fitted_by_time(search: Search, start: Judged, price: int) -> Judged:
-    """Fit rows and source ranks to the placement, then the placement to them, as long as that lowers the cost."""
-    best, judge = start, search.judge
-    for _ in range(_MAX_ROUNDS):
-        home_LE = best.packing.home_LE
-        schedule = search.fitted_by_time(best.packing.schedule, home_LE, price)
-        candidate = min(judge.judge(schedule, home_LE), judge.judge(schedule), key=cost_of)
-        if candidate.cost >= best.cost:
-            break
-        best = candidate
-    return best
-
-
-def _keeps(
-    start: Schedule, balanced: Schedule, size_S2: NDArray[np.int64], cluster: Cluster, caps: Caps, token_budget: int
-) -> bool:
-    """Return whether `start` keeps the budget, and lengths about as balanced as in the length-balanced schedule."""
-    size_MR2, balanced_MR2 = (sizes_MR(schedule, size_S2, cluster) for schedule in (start, balanced))
-    tokens_M = size_MR2[..., 0].sum(axis=1)
-    return bool(
-        size_MR2[..., 0].max() <= token_budget
-        and (size_MR2.max(axis=1).sum(axis=0) <= with_slack(balanced_MR2.max(axis=1).sum(axis=0))).all()
-        and tokens_M.min() >= caps.row_2[0]
-        and tokens_M.max() <= caps.row_2[1]
+def _improve(
+    start: Schedule,
+    length_S: NDArray[np.int64],
+    judge: Judge,
+    settled_LE: NDArray[np.int32] | None,
+    rules: PackingRules,
+    effort: _Effort,
+) -> tuple[Packing, str]:
+    """Fit the sequences of a schedule to the settled placement; if there is none, also placements to sequences."""
+    size_S2 = np.stack([length_S, length_S**2], axis=1)
+    price = judge.price_under(start)
+    # Prices make first placements costly, so searches leave them time.
+    max_work = effort.max_work // 2 if price and settled_LE is None else effort.max_work
+    search = _Search(
+        judge=judge,
+        size_S2=size_S2,
+        caps=caps_of(start, size_S2, judge.cluster, rules.token_budget),
+        changes=Changes.under(rules, start, max_work),
+        num_micro_batches=start.num_micro_batches,
+        price=max(price, _LEAST_PRICE),
     )
+    before = judge.judge(start, settled_LE)
+    best = search.fit(before)
+    if settled_LE is None:
+        begin = search.gathered(start) if price else search.evened(before)
+        found = (best, judge.judge(best.packing.schedule), judge.judge(begin))
+        starts = found[1:] if effort is _OFFLINE else (min(found, key=_cost_of),)
+        best = min((best, *(search.fit_in_turns(each, effort.max_turns) for each in starts)), key=_cost_of)
+    return best.packing, _reason(before, best, judge, counts_time=price > 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Search:
+    """The search for better places of sequences, within caps."""
+
+    judge: Judge
+    size_S2: NDArray[np.int64]
+    caps: Caps
+    changes: Changes
+    num_micro_batches: int
+    price: int
+    """The price of a copy at the busiest group, in units of 2**-10 tokens."""
+
+    def fit(self, start: Judged, turn: int = 0) -> Judged:
+        """Fit sequences to a placement, which stays. Every turn tries other changes."""
+        home_LE = start.packing.home_LE
+        schedule = self._fitted(start.packing.schedule, self.judge.load_SLP(home_LE), self.price, turn)
+        # Of equal costs, where dispatch is free, the later schedule has fewer copies between nodes.
+        return min((self.judge.judge(schedule, home_LE), start), key=_cost_of)
+
+    def fit_in_turns(self, start: Judged, max_turns: int) -> Judged:
+        """Fit sequences to a placement, and placements to sequences, in turns."""
+        best = self.fit(start)
+        for turn in range(1, max_turns):
+            best = min((best, self.fit(self.judge.judge(best.packing.schedule), turn)), key=_cost_of)
+        return best
+
+    def evened(self, start: Judged) -> Schedule:
+        """Make the loads of all rows alike, whatever nodes experts are on."""
+        load_SLR = group_loads(self.judge.counts_SLE, start.packing.home_LE, self.judge.cluster.num_ranks)
+        return self._fitted(start.packing.schedule, load_SLR, 0)
+
+    def gathered(self, start: Schedule) -> Schedule:
+        """Let sequences that use the same experts start on the same node, wherever these experts are."""
+        judge, schedule = self.judge, start
+        quick = replace(self, changes=replace(self.changes, max_work=self.changes.max_work // 4))
+        for _ in range(_NUM_GATHERINGS):
+            node_S = schedule.source_rank_S // judge.cluster.gpus_per_node
+            used_NLE = np.stack(
+                [judge.counts_SLE[node_S == node].sum(axis=0) for node in range(judge.cluster.num_nodes)]
+            )
+            schedule = quick._fitted(schedule, judge.load_SLP(used_homes(used_NLE, judge.cluster)), MAX_PRICE)
+        return schedule
+
+    def _fitted(self, start: Schedule, load_SLP: NDArray[np.int64], price: int, turn: int = 0) -> Schedule:
+        cluster, seed = self.judge.cluster, self.judge.params.seed + turn
+        cell_S = start.row_S.astype(np.int64) * cluster.num_ranks + start.source_rank_S
+        cell_S = fit(load_SLP, self.size_S2, cell_S, price, cluster, self.caps, self.changes, seed)
+        return schedule_of(cell_S, self.num_micro_batches, cluster)
+
+
+def _cost_of(judged: Judged) -> int:
+    return judged.cost
+
+
+def _reason(before: Judged, after: Judged, judge: Judge, *, counts_time: bool) -> str:
+    """Say what packing gains."""
+    cluster, num_copies = judge.cluster, max(int(judge.counts_SLE.sum(dtype=np.int64)), 1)
+    groups = "nodes" if judge.num_groups == cluster.num_nodes else "ranks"
+    what = f"modelled time of experts and dispatch at {groups}" if counts_time else f"floor of {groups}"
+    cost, lower_cost = (judged.cost * judge.num_groups / num_copies for judged in (before, after))
+    stays, more_stays = (judge.num_local(judged.packing) / num_copies for judged in (before, after))
+    told = (
+        f"packing brings the {what} from {cost:.4f} to {lower_cost:.4f}, and the share of tokens that stay on their "
+        f"node from {stays:.1%} to {more_stays:.1%}"
+    )
+    if cluster.num_nodes == 1:
+        told += "; with one node, replicas reach any balance that packing could reach"
+    return told
