@@ -1,10 +1,10 @@
 """The gaps of the planner and of its lower bound to the exact optimum, on random small cells.
 
-    python -m benchmarks.gap [CELLS]
+    PYTHONPATH=tests python -m benchmarks.gap [CELLS]
 
 Cells have 2 to 8 ranks, 2 to 16 experts and 0 to 3 slots, drawn with four skews. In half of them the heavy experts
 share the same ranks, so that slots are short. The optimum is that of the mixed-integer program in
-`relibra.planning.bounds.exact`. Needs scipy. A gap is the slowest rank relative to that of the optimum, minus 1; the
+`tests/harness/exact.py`. Needs scipy. A gap is the slowest rank relative to that of the optimum, minus 1; the
 gaps of `bound` are negative. Writes `results/gap.json`.
 """
 
@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import results
+from harness.exact import exact_limit
 from relibra.planning import Cluster
 from relibra.planning.bounds.cell import lower_bound_ML
-from relibra.planning.bounds.exact import exact_limit
 from relibra.planning.prices import ReplicaPrice
 from relibra.planning.replicas.replicate import replicate_layer
 

@@ -84,7 +84,7 @@ def test_a_fixed_schedule_is_kept(fixed_trace, tmp_path):
     np.testing.assert_array_equal(held.schedule.micro_batch_S, np.arange(30) % 3)
 
 
-def test_packing_is_written_to_the_plan_file_and_compared(trace, tmp_path):
+def test_packing_is_written_to_the_plan_file_and_said(trace, tmp_path):
     output = tmp_path / "plan.npz"
     said = json.loads(_run(trace, "--nodes", 2, "--gpus-per-node", 2, "--pack", "-o", output, "--json"))
     held = read_plan_file(output.read_bytes())
@@ -92,21 +92,17 @@ def test_packing_is_written_to_the_plan_file_and_compared(trace, tmp_path):
         assert file["repacked"]
     assert held.repacked
     assert said["digest"] == held.digest.hex()
-    packing = said["packing"]
-    assert packing["token_budget"] == 30
-    schedules = packing["schedules"]
-    assert list(schedules) == ["round_robin", "length_balanced", "packed"]
-    assert schedules["packed"]["imbalance"] == said["imbalance"]["planned"] == held.prediction.imbalance_after
-    for score in schedules.values():
-        assert score["largest_tokens"] <= 30
-        assert 0 < score["cross_node_share"] < 1
-        assert score["attention_spread"] >= 1
+    assert said["imbalance"]["planned"] == held.prediction.imbalance_after
+    assert said["packing"]["token_budget"] == 30
+    assert said["packing"]["reason"].startswith("packing brings the floor of nodes from")
+    printed = _run(trace, "--nodes", 2, "--gpus-per-node", 2, "--pack", "-o", output)
+    for label in ("packing time", "copies across nodes", "Packing brings the floor"):
+        assert label in printed
 
 
 def test_packing_a_fixed_schedule_keeps_its_micro_batches(fixed_trace, tmp_path):
     output = tmp_path / "plan.npz"
     said = json.loads(_run(fixed_trace, "--nodes", 2, "--gpus-per-node", 2, "--pack", "-o", output, "--json"))
-    assert list(said["packing"]["schedules"]) == ["fixed", "round_robin", "length_balanced", "packed"]
     assert said["num_micro_batches"] == 3
     fewer = json.loads(
         _run(
@@ -127,12 +123,6 @@ def test_packing_a_fixed_schedule_keeps_its_micro_batches(fixed_trace, tmp_path)
     )
     assert fewer["num_micro_batches"] == 2
     assert fewer["packing"]["token_budget"] == 300
-
-
-def test_the_table_of_schedules_names_every_figure(trace, tmp_path):
-    printed = _run(trace, "--nodes", 2, "--gpus-per-node", 2, "--pack", "-o", tmp_path / "plan.npz")
-    for label in ("packing time", "round robin", "length balanced", "packed", "across nodes", "attention", "budget 30"):
-        assert label in printed
 
 
 def test_input_that_cannot_be_planned_is_refused_and_nothing_written(trace, fixed_trace, tmp_path):
@@ -199,17 +189,15 @@ def test_S2_plans_of_real_routing_are_valid_and_balanced(traces_dir, tmp_path, n
 def test_S2_packed_plans_of_real_routing_are_valid_and_better(traces_dir, tmp_path, name):
     trace, output = traces_dir / f"{name}.npz", tmp_path / "plan.npz"
     said = json.loads(_run(trace, "--nodes", 4, "--pack", "--micro-batches", 8, "--output", output, "--json"))
-    schedules = said["packing"]["schedules"]
-    packed = schedules.pop("packed")
-    for other in schedules.values():
-        assert packed["imbalance"] < other["imbalance"]
-        assert packed["cross_node_share"] < other["cross_node_share"]
-    if name == "gpt-oss-20b_mmlu":
-        assert all(packed["imbalance"] - 1 < (other["imbalance"] - 1) * 2 / 3 for other in schedules.values())
+    imbalance, share = said["imbalance"]["planned"], said["cross_node_share"]
+    dealt = json.loads(_run(trace, "--nodes", 4, "--micro-batches", 8, "--output", tmp_path / "dealt.npz", "--json"))
+    most = 2 / 3 if name == "gpt-oss-20b_mmlu" else 1
+    assert imbalance - 1 < (dealt["imbalance"]["planned"] - 1) * most
+    assert share < dealt["cross_node_share"]
     topology = ("--nodes", 4, "--gpus-per-node", 8, "--redundant-slots", 2)
     verdict = _judge(traces_dir, "judge", trace, output, *topology)
     assert verdict["valid"], verdict["faults"]
-    assert verdict["imbalance"] == pytest.approx(packed["imbalance"])
+    assert verdict["imbalance"] == pytest.approx(imbalance)
 
     fixed = tmp_path / "fixed.npz"
     index_S = np.arange(np.load(trace)["offsets"].size - 1, dtype=np.int32)
@@ -232,14 +220,6 @@ def test_a_fixed_schedule_of_real_routing_is_judged_as_kept(traces_dir, tmp_path
     assert said["imbalance"]["identity"] == pytest.approx(baselines["static"])
     # The judge breaks ties between equal shares in another order than EPLB does.
     assert said["imbalance"]["eplb_oracle"] == pytest.approx(baselines["eplb_oracle"], rel=1e-3)
-
-
-def test_the_exact_optimum_is_compared_with_on_request(trace, tmp_path):
-    args = (trace, "--nodes", 2, "--gpus-per-node", 2, "-o", tmp_path / "plan.npz", "--exact")
-    exact = json.loads(_run(*args, "--json"))["exact"]
-    assert 0 <= exact["mean"] <= exact["worst"] < 0.03
-    assert exact["num_proven"] == exact["num_cells"] == 2 * 16
-    assert "exact optimum" in _run(*args)
 
 
 def test_bytes_moved_are_shown_if_the_size_of_experts_is_known(trace, tmp_path):

@@ -5,33 +5,21 @@ Out:  a plan file; a table or JSON.
 """
 
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
 
 from relibra.atomic_file import write_atomically
 from relibra.cli.output import AsJson, open_console, print_json, working, writing
 from relibra.cli.plan_report import describe_plan, print_plan
 from relibra.errors import InvalidInput
-from relibra.evaluation import (
-    comparison_schedules,
-    eplb_imbalance,
-    model_of,
-    pack_trace,
-    schedule_of,
-    score_schedule,
-)
+from relibra.evaluation import cross_node_share, eplb_imbalance, model_of, pack_trace, schedule_of
 from relibra.evaluation.calibration import read_cost
-from relibra.planning import Cluster, Model, PlanParams, Schedule, StepLoad, check_plan
-from relibra.planning.bounds.exact import exact_gap
+from relibra.planning import Cluster, PlanParams, Schedule, StepLoad, check_plan
 from relibra.planning.expected.loads import micro_batches_of, seen_load
 from relibra.planning.plan import Level
 from relibra.planning.plan_file import plan_to_bytes
-from relibra.planning.schedule import Packing
 from relibra.routing import RoutingTrace, count_sequences, read_trace
 
 
@@ -84,9 +72,6 @@ def plan(
         ),
     ] = None,
     cost: Annotated[Path | None, typer.Option(help="Measured cost model (.json) from `relibra calibrate`.")] = None,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Compare with the exact optimum. Needs scipy; a hard cell takes up to 10 s.")
-    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the search; the same seed gives the same plan.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -104,11 +89,14 @@ def plan(
         routing = read_trace(trace)
         cluster = _cluster(routing, nodes, gpus_per_node, redundant_slots)
         model = model_of(routing, expert_bytes, expert_state_bytes)
-        counts_SLE, length_S = count_sequences(routing), np.diff(routing.offsets)
-        packing, said = None, dict[str, Any]()
+        counts_SLE = count_sequences(routing)
+        packing, packed = None, dict[str, Any]()
         if pack:
             now(f"packing {routing.num_sequences} sequences")
-            packing, said = _pack(routing, counts_SLE, model, cluster, params, micro_batches, token_budget)
+            started = time.perf_counter()
+            packing, budget, why = pack_trace(routing, counts_SLE, model, cluster, params, micro_batches, token_budget)
+            pack_time_s = round(time.perf_counter() - started, 3)
+            packed = {"packing": {"token_budget": budget, "pack_time_s": pack_time_s, "reason": why}}
         schedule = schedule_of(routing, cluster, micro_batches) if packing is None else packing.schedule
         load = StepLoad.of(counts_SLE, schedule, cluster)
         now(f"planning {routing.num_layers} layers x {schedule.num_rows(cluster)} micro-batches")
@@ -121,14 +109,8 @@ def plan(
         plan_time_s = time.perf_counter() - started
         now("checking and comparing")
         check_plan(step_plan, load.load_MLE)
-        score = score_schedule(step_plan, counts_SLE, length_S)
-        if exact:
-            now(f"solving {step_plan.lower_bound_ML.size} cells exactly")
-        gap = exact_gap(step_plan, load) if exact else None
-        report = describe_plan(step_plan, eplb_imbalance(load.load_MLE, step_plan), score, plan_time_s, gap)
-        if packing is not None:
-            said["schedules"]["packed"] = asdict(score)
-            report["packing"] = said
+        share, eplb = cross_node_share(step_plan, counts_SLE), eplb_imbalance(load.load_MLE, step_plan)
+        report = describe_plan(step_plan, eplb, share, plan_time_s) | packed
         with writing("--output"):
             write_atomically(output, plan_to_bytes(step_plan))
     if as_json:
@@ -156,35 +138,3 @@ def _read_history(history: Path, trace: RoutingTrace, schedule: Schedule, cluste
     if expected != got:
         raise InvalidInput.of("--history", expected=f"(layers, experts, top-k) = {expected}", got=got)
     return seen_load(micro_batches_of(count_sequences(past), schedule.row_S), cluster)
-
-
-def _pack(
-    trace: RoutingTrace,
-    counts_SLE: NDArray[np.integer],
-    model: Model,
-    cluster: Cluster,
-    params: PlanParams,
-    micro_batches: int | None,
-    token_budget: int | None,
-) -> tuple[Packing, dict[str, Any]]:
-    """Return how sequences are packed, and what is to say of it: beside schedules that ignore experts, for one."""
-    from relibra.planning.solve import solve  # loads numba
-
-    started = time.perf_counter()
-    packing, budget, reason = pack_trace(trace, counts_SLE, model, cluster, params, micro_batches, token_budget)
-    pack_time_s = time.perf_counter() - started
-    length_S = np.diff(trace.offsets)
-    others = comparison_schedules(length_S, packing.schedule.num_micro_batches, cluster, budget)
-    if trace.schedule is not None:
-        others = {"fixed": trace.schedule} | others
-
-    def score(schedule: Schedule) -> dict[str, Any]:
-        other = solve(StepLoad.of(counts_SLE, schedule, cluster), schedule, model, cluster, params)
-        return asdict(score_schedule(other, counts_SLE, length_S))
-
-    return packing, {
-        "token_budget": budget,
-        "pack_time_s": round(pack_time_s, 3),
-        "reason": reason,
-        "schedules": {name: score(schedule) for name, schedule in others.items()},
-    }

@@ -1,31 +1,25 @@
 """The figures of a plan: as JSON values, and as tables of these values."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 
 from relibra.cli.output import print_rows
-from relibra.evaluation import ScheduleScore
 from relibra.planning import Plan
-from relibra.planning.bounds.exact import ExactGap
 
 
-def describe_plan(
-    plan: Plan, eplb_imbalance: float, score: ScheduleScore, plan_time_s: float, exact: ExactGap | None
-) -> dict[str, Any]:
+def describe_plan(plan: Plan, eplb_imbalance: float, cross_node_share: float, plan_time_s: float) -> dict[str, Any]:
     """Return the figures of a plan as JSON values.
 
     Args:
         plan: the plan.
         eplb_imbalance: the imbalance of EPLB on the same loads and slots.
-        score: what the schedule of the plan costs.
+        cross_node_share: the part of the token copies that leave their node for the home of their expert.
         plan_time_s: the time that planning took.
-        exact: the gap to the exact optimum, if that was asked for.
     """
     numbers = plan.prediction
-    said: dict[str, Any] = {
+    return {
         "digest": plan.digest.hex(),
         "imbalance": {
             "identity": numbers.imbalance_before,
@@ -39,10 +33,9 @@ def describe_plan(
         "num_replicas": numbers.num_replicas,
         "reorder_size_bytes": numbers.reorder_size_bytes,
         "replica_size_bytes": numbers.replica_size_bytes,
-        "cross_node_share": score.cross_node_share,
+        "cross_node_share": cross_node_share,
         "reason": plan.reason,
     }
-    return said if exact is None else said | {"exact": asdict(exact)}
 
 
 def print_plan(console: Console, said: Mapping[str, Any], plan: Plan) -> None:
@@ -55,10 +48,6 @@ def print_plan(console: Console, said: Mapping[str, Any], plan: Plan) -> None:
         "imbalance planned": f"[bold green]{imbalance['planned']:.4f}[/]",
         "lower bound of this placement": f"{imbalance['bound']:.4f}",
     }
-    if gap := said.get("exact"):
-        unproven = gap["num_cells"] - gap["num_proven"]
-        note = f", {unproven} of {gap['num_cells']} cells not proven" if unproven else ""
-        rows["above the exact optimum of this placement"] = f"{gap['mean']:.3%} mean, {gap['worst']:.2%} worst{note}"
     rows["plan time"] = f"{said['plan_time_s']:.2f} s"
     rows["experts moved"] = f"{said['num_moved_experts']} of {model.num_layers * model.num_experts}"
     rows["replicas"] = f"{said['num_replicas']}, {said['num_replicas'] / num_cells:.1f} per cell"
@@ -77,29 +66,12 @@ def print_plan(console: Console, said: Mapping[str, Any], plan: Plan) -> None:
     )
     print_rows(console, ("", ">"), rows.items(), title)
     if packing:
-        _print_schedules(console, packing)
         console.print(_sentence(packing["reason"]), highlight=False)
     console.print(_sentence(plan.reason), highlight=False)
 
 
 def _size(size_bytes: int | None) -> str:
     return "unknown" if size_bytes is None else f"{size_bytes / 1e9:.2f} GB"
-
-
-def _print_schedules(console: Console, packing: Mapping[str, Any]) -> None:
-    rows = [
-        (
-            name.replace("_", " "),
-            f"{score['imbalance']:.4f}",
-            f"{score['cross_node_share']:.1%}",
-            f"{score['largest_tokens']}",
-            f"{score['attention_spread']:.3f}",
-        )
-        for name, score in packing["schedules"].items()
-    ]
-    figures = ("imbalance\nplanned", "token copies\nacross nodes", "most tokens\nof a rank", "attention\nspread")
-    headings = ("!schedule", *(f">{name}" for name in figures))
-    print_rows(console, headings, rows, f"schedules, token budget {packing['token_budget']}")
 
 
 def _sentence(reason: str) -> str:

@@ -7,9 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
-from relibra.evaluation.schedules import largest_tokens
 from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import StepLoad
+from relibra.planning.packing.caps import most_tokens
+from relibra.planning.plan import Plan
 from relibra.planning.schedule import Packing, Schedule
 from relibra.routing.counts import count_sequences
 from relibra.routing.trace import RoutingTrace
@@ -71,6 +72,16 @@ def load_of(trace: RoutingTrace, schedule: Schedule, cluster: Cluster) -> StepLo
     return StepLoad.of(count_sequences(trace), schedule, cluster)
 
 
+def cross_node_share(plan: Plan, counts_SLE: NDArray[np.integer]) -> float:
+    """Return the part of the token copies whose expert has its home on another node than their source rank."""
+    size = plan.cluster.gpus_per_node
+    home_node_LE, source_node_S = plan.home_rank_LE // size, plan.schedule.source_rank_S // size
+    num_local = sum(
+        int(counts_LE[home_node_LE == node].sum()) for counts_LE, node in zip(counts_SLE, source_node_S, strict=True)
+    )
+    return 1 - num_local / max(int(counts_SLE.sum(dtype=np.int64)), 1)
+
+
 def pack_trace(
     trace: RoutingTrace,
     counts_SLE: NDArray[np.integer],
@@ -103,7 +114,7 @@ def pack_trace(
     else:
         start = _deal(trace, cluster, num_micro_batches)
     if token_budget is None:
-        token_budget = largest_tokens(trace.schedule or start, length_S, cluster)
+        token_budget = most_tokens(trace.schedule or start, length_S, cluster)
     packing, reason = pack(counts_SLE, length_S, start, model, cluster, token_budget, params)
     return packing, token_budget, reason
 

@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.exact import exact_limit
 from harness.replicated import replicated
 from relibra.planning import Cluster
 from relibra.planning.bounds.cell import lower_bound_ML
-from relibra.planning.bounds.exact import exact_limit
 from relibra.planning.expected.replicas import foresee_layer
 from relibra.planning.load import home_loads, rank_loads
 from relibra.planning.replicas.replicate import replicate_layer

@@ -1,14 +1,13 @@
-import sys
 from dataclasses import replace
 from itertools import chain, combinations, product
 
 import numpy as np
 import pytest
 
+from harness.exact import ExactLimit, exact_gap, exact_limit
 from relibra.errors import Unsupported
 from relibra.planning import Cluster, PlanParams, check_plan, imbalance
 from relibra.planning.bounds.cell import lower_bound_ML
-from relibra.planning.bounds.exact import ExactLimit, exact_gap, exact_limit
 from relibra.planning.cost import CostModel
 from relibra.planning.replicas.replicate import replicate_layer
 
@@ -160,9 +159,3 @@ def test_an_empty_step_has_no_gap(random_problem):
 def test_too_many_ranks_are_refused():
     with pytest.raises(Unsupported, match="at most 16 ranks, not 17"):
         exact_limit(np.arange(17), np.arange(17), 17, 1)
-
-
-def test_without_scipy_the_message_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    with pytest.raises(Unsupported, match="pip install 'scipy"):
-        exact_limit(np.array([9, 1]), np.arange(2), 2, 1)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.exact import exact_limit
 from relibra.planning import Cluster
-from relibra.planning.bounds.exact import exact_limit
 from relibra.planning.bounds.step import step_bound_L
 from relibra.planning.load import home_loads
 

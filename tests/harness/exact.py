@@ -1,4 +1,4 @@
-"""The exact optimum of a cell by mixed-integer programming: the oracle of the tests and of `relibra plan --exact`.
+"""The exact optimum of a cell by mixed-integer programming: the oracle of the tests.
 
 Per node, with `z[e, r]` = 1 where rank r holds a replica of e and `q[e, r]` the tokens of e that it computes:
 
@@ -20,6 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import block_array, coo_array, diags_array
 
 from relibra.errors import Unsupported
 from relibra.planning.load import StepLoad
@@ -80,7 +82,7 @@ def exact_limit(
         time_limit_s: time for the search. The result is correct in any case, and less exact if time runs out.
 
     Raises:
-        Unsupported: scipy is not installed, or the node is too large.
+        Unsupported: the node is too large.
     """
     if num_ranks > _MAX_RANKS:
         raise Unsupported(f"the exact optimum is for nodes of at most {_MAX_RANKS} ranks, not {num_ranks}")
@@ -112,7 +114,7 @@ def exact_gap(plan: Plan, load: StepLoad, time_limit_s: float = _TIME_LIMIT_S) -
         time_limit_s: time for the search on each node of each cell.
 
     Raises:
-        Unsupported: scipy is not installed, or a node is too large.
+        Unsupported: a node is too large.
     """
     cluster, load_MLE = plan.cluster, load.load_MLE
     planned_ML = plan.rank_loads_MLR.max(axis=-1)
@@ -159,11 +161,6 @@ def _search(
     time_limit_s: float,
 ) -> tuple[int, NDArray[np.bool_] | None]:
     """Run HiGHS; return the tokens that no plan is below, and which replicas the best plan found has, if any."""
-    try:
-        from scipy.optimize import Bounds, LinearConstraint, milp  # an optional dependency
-        from scipy.sparse import block_array, coo_array, diags_array
-    except ImportError as error:
-        raise Unsupported("the exact optimum needs scipy: pip install 'scipy>=1.11'") from error
     (num_ranks, most), num_experts, num_replicas = limits, len(load_X), len(expert_Z)
     # Columns: tokens of every copy, homes first; then z of every replica; then T.
     expert_C, rank_C = np.concatenate([np.arange(num_experts), expert_Z]), np.concatenate([home_X, rank_Z])
