@@ -36,7 +36,7 @@ nitpick_ignore_regex = [
     ),
     ("py:class", r"relibra\.plugins\.planned_passes\.PlannedPasses"),
     ("py:class", r"relibra\.agent\.homes\.(homes\.Homes|guard\.WeightGuard|by_place\.PlaceNames)"),
-    ("py:class", r"relibra\.rollout\.(engine_reporter\.RequestOutput|reporter\.Tensor)"),
+    ("py:class", r"relibra\.(rollout\.reporter\.Tensor|routing\.engine_outputs\.RequestOutput)"),
 ]
 
 

@@ -17,8 +17,8 @@ from harness.services import CLUSTER, MODEL, PARAMS, Service, eventually
 from relibra.planning import Schedule, StepLoad, check_step_plan
 from relibra.planning.load import home_loads, imbalance
 from relibra.planning.solve import solve
-from relibra.rollout import EngineReporter, RolloutReporter
-from relibra.routing import ModelLayers
+from relibra.rollout import RolloutReporter
+from relibra.routing import ModelLayers, decode_response
 from relibra.wire.client import PlannerClient
 
 pytestmark = pytest.mark.integration
@@ -122,12 +122,10 @@ def test_S8_what_a_server_answers_becomes_the_plan_of_its_recorded_routing(
     with PlannerClient(shared_planner.address) as client:
         client.register_job(job_id, MODEL, CLUSTER, PARAMS)
         with RolloutReporter(shared_planner.address, job_id, num_experts=MODEL.num_experts) as reporter:
-            engine_reporter = EngineReporter(reporter, LAYERS)
-            names = [
-                name
-                for index in range(NUM_SEQUENCES)
-                for name in engine_reporter.report_response(3, f"seq-{index}", ask(f"{engines}/{endpoint}", index))
-            ]
+            names = [f"seq-{index}" for index in range(NUM_SEQUENCES)]
+            for index, name in enumerate(names):
+                (routing,) = decode_response(ask(f"{engines}/{endpoint}", index), LAYERS)
+                reporter.report(3, name, routing)
             assert reporter.flush() == NUM_SEQUENCES
         client.submit_schedule(job_id, 3, names, schedule)
         plans = [client.fetch_plan(job_id, 3, MODEL, wait_s=60) for rank in range(CLUSTER.num_ranks)]

@@ -20,7 +20,8 @@ from relibra.errors import Conflict, InvalidInput, NotFound, RelibraError, TooMa
 from relibra.planning import Schedule
 from relibra.rollout import RolloutReporter
 from relibra.rollout import reporter as reporter_module
-from relibra.routing import count_routed_experts
+from relibra.routing import ModelLayers, count_routed_experts
+from relibra.routing.sequence_routing import sequence_routing
 from relibra.store.keys import JobKeys
 from relibra.v1 import job_pb2, job_pb2_grpc, routing_pb2, routing_pb2_grpc
 from relibra.wire.client import PlannerClient
@@ -50,6 +51,20 @@ def test_torch_tensors_and_every_integer_dtype_are_taken(shared_planner: Service
             reporter.report(1, "seq", routed_experts(0, 6).astype(dtype))
             reporter.report(1, "seq", torch.from_numpy(routed_experts(0, 6).astype(dtype)))
         assert reporter.flush() == 8
+
+
+def test_S9_decoded_routing_is_reported_and_one_without_a_place_is_said_once(
+    shared_planner: Service, job_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    layers = ModelLayers.uniform(num_layers=MODEL.num_layers, num_experts=MODEL.num_experts, top_k=MODEL.top_k)
+    rows = routed_experts(0, 5)
+    with reporter_of(shared_planner.address, job_id) as reporter:
+        reporter.report(1, "seq", rows)
+        for num_tokens in (6, None, None):  # the same name, so different counts would be a conflict
+            reporter.report(1, "seq", sequence_routing(rows, layers, num_tokens=num_tokens))
+        assert reporter.flush() == 4
+    said = [each.getMessage() for each in caplog.records if "its number of tokens" in each.getMessage()]
+    assert [each.split()[0] for each in said] == ["seq"]
 
 
 def test_the_array_may_be_reused_at_once(shared_planner: Service, job_id: str) -> None:

@@ -8,7 +8,6 @@ from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,9 +17,7 @@ from harness import frameworks
 from harness.engine_code import RELEASES, function, imported, release
 from harness.engine_payloads import DENSE_FIRST, count, routes
 from relibra.errors import InvalidInput
-from relibra.rollout import EngineReporter, RolloutReporter
-from relibra.routing import ModelLayers, decode
-from relibra.routing.responses import decode_response
+from relibra.routing import ModelLayers, decode, decode_output, decode_response
 
 PROMPTS, GENERATED = (5, 3), 4
 """Tokens of the prompts of two requests that share all batches, and the tokens that each generates."""
@@ -189,11 +186,7 @@ def test_what_vllm_records_is_read_with_its_place_and_without_the_last_token(vll
 @pytest.mark.parametrize("output_kind", ["DELTA", "CUMULATIVE"])
 def test_the_last_output_of_a_request_of_vllm_has_the_rows_of_all_tokens(vllm: Any, output_kind: str) -> None:
     rows = [routes(seed, length + GENERATED - 1, DENSE_FIRST) for seed, length in enumerate(PROMPTS)]
-    reporter = RolloutReporter("127.0.0.1:1", "job", num_experts=DENSE_FIRST.num_experts)
-    engine_reporter = EngineReporter(reporter, DENSE_FIRST)
     for output, expected in zip(vllm(DENSE_FIRST, rows, output_kind=output_kind)[0], rows, strict=True):
         assert len(output.outputs[0].token_ids) == (1 if output_kind == "DELTA" else GENERATED)
-        with mock.patch.object(reporter, "report", wraps=reporter.report) as reported:
-            assert engine_reporter.report_output(1, output) == [output.request_id]
-        np.testing.assert_array_equal(reported.call_args.args[2], expected)
-    reporter.close()
+        (read,) = decode_output(output, DENSE_FIRST)
+        np.testing.assert_array_equal(read.routed_TLK, expected)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from relibra.errors import ERRORS, InvalidInput, LimitExceeded, RelibraError, StaleEpoch, TooManyCalls, Unavailable
 from relibra.planning.load import narrow_counts
 from relibra.rollout.outbox import CountedSequence, Outbox, Refused, RoutedSequence
+from relibra.routing.sequence_routing import SequenceRouting
 from relibra.v1 import routing_pb2
 from relibra.wire.channel import open_channel
 from relibra.wire.credentials import Credentials
@@ -53,8 +54,9 @@ class RolloutReporter:
     before a fork, but only one side of the fork may use it.
 
         with RolloutReporter("planner:7420", "my-job", num_experts=128) as reporter:
-            for output in engine.generate(...):
-                reporter.report(step, output.request_id, output.routed_experts)
+            for output in llm.generate(prompts, sampling_params):
+                for index, routing in enumerate(decode_output(output, layers)):
+                    reporter.report(step, f"{output.request_id}/{index}", routing)
             reporter.flush()   # before the schedule of the step is submitted
 
     Leaving the `with` block without an error flushes; leaving it always closes.
@@ -95,6 +97,7 @@ class RolloutReporter:
         self._over: StaleEpoch | None = None
         """Why the launch has no attempt, if another launch registered the job before this reporter joined."""
         self._num_dropped = 0
+        self._has_said_unplaced = False
         self._trouble: RelibraError | None = None
 
     def __enter__(self) -> Self:
@@ -141,7 +144,7 @@ class RolloutReporter:
         self,
         step: int | None,
         sequence_id: str,
-        routed_experts: NDArray[np.integer] | Tensor,
+        routed_experts: SequenceRouting | NDArray[np.integer] | Tensor,
         *,
         policy_versions: tuple[int, int] | None = None,
     ) -> bool:
@@ -154,7 +157,8 @@ class RolloutReporter:
                 sequence takes it, see `PlannerClient.submit_schedule`.
             sequence_id: its name within the step; the same name with the same content may be reported again. Without a
                 step, the newest content of a name counts.
-            routed_experts: expert ids `[T, L, K]` of any integer dtype.
+            routed_experts: what `decode_output`, `decode_response` or `join` returned; or expert ids `[T, L, K]` of any
+                integer dtype.
             policy_versions: the versions of the policy that generated the first and the last row; a partial rollout has
                 two different ones.
 
@@ -167,6 +171,9 @@ class RolloutReporter:
                 the class is that of the first such refusal, and the sequence of this call was taken all the same.
         """
         check_name(step, sequence_id, policy_versions)
+        if isinstance(routed_experts, SequenceRouting):
+            self._note_place(sequence_id, routed_experts)
+            routed_experts = routed_experts.narrow()
         array = np.asarray(
             routed_experts if isinstance(routed_experts, np.ndarray) else routed_experts.detach().cpu().numpy()
         )
@@ -286,6 +293,16 @@ class RolloutReporter:
             )
         if lost := self._outbox.num_unanswered():
             logger.warning("the reporter was closed with %d sequences that the planner did not acknowledge", lost)
+
+    def _note_place(self, sequence_id: str, routing: SequenceRouting) -> None:
+        if not routing.is_placed and not self._has_said_unplaced:
+            self._has_said_unplaced = True
+            logger.warning(
+                "%s does not tell its number of tokens: its first row is taken for the first token, which is wrong if "
+                "the request left out a prefix; then pass start, or set return_token_ids in requests (include_usage in "
+                "the stream_options of streamed ones)",
+                sequence_id,
+            )
 
     def _raise(self, refused: Sequence[Refused]) -> None:
         if refused:

@@ -7,6 +7,7 @@ from typing import Any
 
 from relibra.errors import InvalidInput, RelibraError
 from relibra.routing.choices import place_choices
+from relibra.routing.event_stream import parse_body
 from relibra.routing.formats import decode
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.routed_completions import RoutedCompletion, completions_of
@@ -23,16 +24,22 @@ def decode_response(
     """Decode all completions of a response, in order.
 
     Args:
-        response: the parsed JSON: an object, or a list of objects, with which SGLang answers a batch.
+        response: the body, as bytes, text or parsed JSON: an object, or a list of objects, with which SGLang answers a
+            batch; a streamed body as it came.
         layers: the layers of the model.
         format_name: the format of the payloads; by default the response tells it.
         start: the first token with a row, if the request left out a prefix; by default the number of tokens tells it.
 
     Raises:
-        InvalidInput: a completion has no routed experts (the message names the engine's option for them), or malformed
-            ones.
+        InvalidInput: the response is not JSON, or a completion has no routed experts (the message names the engine's
+            option for them), or malformed ones.
         LimitExceeded: a sequence is larger than the limit.
     """
+    if isinstance(response, str | bytes | bytearray):
+        try:
+            response = parse_body(response)
+        except (ValueError, RecursionError) as error:
+            raise InvalidInput.of("response", expected="JSON", got=error) from error
     routings = []
     for decoded in decode_completions(completions_of(response), layers, format_name=format_name, start=start):
         if isinstance(decoded, RelibraError):
