@@ -18,7 +18,7 @@ WHOLE_JOB_READY := $(WHOLE_JOB_VENV)/ready
 # Tests start hundreds of processes, and each would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-rollout test test-all test-containers test-megatron test-frameworks test-rollout canary test-robustness test-long docs audit lint proto proto-check gpu-bundle gpu-check bench bench-peers evaluation clean
+.PHONY: demo demo-rollout test test-all test-containers test-megatron test-frameworks test-rollout releases-before canary test-robustness test-long docs audit lint proto proto-check gpu-bundle gpu-check bench bench-peers evaluation clean
 
 demo: $(READY)all  ## run a real MoE RL job, plain and balanced, on this machine; ARGS=--keep leaves its pages up
 	$(BIN)/relibra demo $(ARGS)
@@ -44,6 +44,9 @@ test-frameworks: $(READY)test $(FRAMEWORKS_READY)  ## run the plug-ins inside th
 
 test-rollout: $(READY)test $(WHOLE_JOB_READY)  ## run a whole job of verl with a real vLLM, on the CPU; fetches 1 GB more than test-frameworks, once; EVERY=1 runs three more jobs, and two of SkyRL
 	RELIBRA_WHOLE_JOB_VENV='$(WHOLE_JOB_VENV)' $(BIN)/pytest --numprocesses 0 $(if $(EVERY),,-m 'not long') tests/whole_job
+
+releases-before: $(READY)test $(FRAMEWORKS_READY)  ## run the plug-ins on the release before that of test-frameworks, where the index has one that is not refused
+	RELIBRA_FRAMEWORKS_VENV='$(FRAMEWORKS_VENV)' PYTHONPATH=tests $(BIN)/python -m harness.canary --before '$(or $(DIR),build/before)'
 
 canary: $(READY)test $(FRAMEWORKS_READY)  ## run every plug-in on the main branch of its framework and say what broke; DIR=build/main gets the checkouts
 	RELIBRA_FRAMEWORKS_VENV='$(FRAMEWORKS_VENV)' PYTHONPATH=tests $(BIN)/python -m harness.canary '$(or $(DIR),build/main)'

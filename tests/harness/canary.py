@@ -1,8 +1,10 @@
 """`python -m harness.canary DIR` runs every plug-in on the main branch of its framework, and says what broke.
 
-DIR gets the checkouts. The exit status is 1 if a plug-in is refused or computes something else on a main branch.
+With `--before`, it runs those of frameworks on the package index on the release before the one that the environment
+has. DIR gets checkouts and packages. The exit status is 1 if a plug-in is refused or computes something else.
 """
 
+import argparse
 import os
 import re
 import subprocess
@@ -25,6 +27,8 @@ TESTS = {
     "miles": ["tests/distributed/test_slime_plugin.py", _SIGNATURES, "-k", "miles"],
 }
 """By framework, the arguments of pytest for the tests that run its checkout."""
+_PACKAGES = {"verl": "verl", "ms-swift": "ms-swift"}
+"""The frameworks of which an earlier release is on the index, and is not refused by name."""
 _SUBMODULES = {BRIDGE: "NeMo-RL", MEGATRON: BRIDGE}
 """What a framework pins, by the checkout that pins it."""
 _SUMMARY = re.compile(r"^(?:FAILED|ERROR) (\S+)(?: - (.*))?$", re.M)
@@ -32,11 +36,11 @@ _SKIPPED = re.compile(r"^SKIPPED .*?: (needs .*|no environment.*)$", re.M)
 
 
 class Finding(NamedTuple):
-    """What became of a plug-in on a main branch."""
+    """What became of a plug-in on a main branch or an earlier release."""
 
     framework: str
-    commit: str
-    """With its date; empty if there is no checkout."""
+    version: str
+    """A commit with its date, or a release; empty if there is neither."""
     broken: Sequence[str]
     """What broke, empty if all ran."""
 
@@ -58,9 +62,20 @@ def newest(folder: Path) -> Iterator[str]:
             yield name
 
 
-def examine(name: str, folder: Path) -> Finding:
-    """Run the tests of a framework on its checkout."""
-    commit = git(folder / name, "log", "-1", "--format=%h of %cs").strip()
+def release_before(package: str, folder: Path) -> str:
+    """Install the release before that of the environment with the frameworks into a folder; return its version."""
+    python = str(Path(os.environ["RELIBRA_FRAMEWORKS_VENV"]).resolve() / "bin" / "python")
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "-q"]
+    said = subprocess.run([*pip, "index", "versions", package], check=True, stdout=subprocess.PIPE, text=True).stdout
+    (installed,) = re.findall(r"INSTALLED:\s*(\S+)", said)
+    released = re.findall(r"[^\s,]+", re.findall(r"Available versions: (.*)", said)[0])
+    version: str = released[released.index(installed) + 1]
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(folder), f"{package}=={version}"], check=True)
+    return version
+
+
+def examine(name: str, folder: Path, version: str) -> Finding:
+    """Run the tests of a framework on what the folder has of it."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--numprocesses", "0", "-q", "-rfEs", *TESTS[name]],
         env=os.environ | {VARIABLE: str(folder)},
@@ -72,21 +87,36 @@ def examine(name: str, folder: Path) -> Finding:
         broken = [done.stdout.strip().rpartition("\n")[2]]
     if " passed" not in done.stdout and not broken:
         broken = ["no test ran: " + "; ".join(_SKIPPED.findall(done.stdout))]
-    return Finding(name, commit, broken)
+    return Finding(name, version, broken)
 
 
-def main(folder: Path) -> int:
-    """Check out and examine all; return the exit status."""
+def of_main(folder: Path) -> Iterator[Finding]:
+    """Examine all frameworks on their main branches."""
     fetched = {*newest(folder)}
-    findings = [examine(name, folder) if name in fetched else Finding(name, "", ["not fetched"]) for name in TESTS]
-    for framework, commit, broken in findings:
-        print(f"{framework:9} {commit:22} {'runs' if not broken else f'{len(broken)} broken'}")
+    for name in TESTS:
+        if name in fetched:
+            yield examine(name, folder, git(folder / name, "log", "-1", "--format=%h of %cs").strip())
+        else:
+            yield Finding(name, "", ["not fetched"])
+
+
+def main(folder: Path, *, is_before: bool) -> int:
+    """Examine main branches or earlier releases; return the exit status."""
+    if is_before:
+        releases = {name: release_before(package, folder / name) for name, package in _PACKAGES.items()}
+        findings = [examine(name, folder, version) for name, version in releases.items()]
+    else:
+        findings = [*of_main(folder)]
+    for framework, version, broken in findings:
+        print(f"{framework:9} {version:22} {'runs' if not broken else f'{len(broken)} broken'}")
         for line in broken:
             print(f"  {line}")
     return int(any(finding.broken for finding in findings))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    sys.exit(main(Path(sys.argv[1]).resolve()))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--before", action="store_true")
+    asked = parser.parse_args()
+    sys.exit(main(asked.folder.resolve(), is_before=asked.before))
