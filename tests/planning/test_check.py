@@ -61,101 +61,78 @@ def test_S2_a_solved_plan_is_valid(plan, problem):
     check_plan(plan, problem.load_MLE)
 
 
-def test_S2_home_rank_of_another_shape(plan):
-    assert _faults(replace(plan, home_rank_LE=plan.home_rank_LE[:1])) == ["home_rank has shape (1, 8), expected (2, 8)"]
-
-
-@pytest.mark.parametrize("rank", [-1, 4])
-def test_S2_home_rank_out_of_range(plan, rank):
-    broken = replace(plan, home_rank_LE=_changed(plan.home_rank_LE, (0, 0), rank))
-    assert _faults(broken) == ["home_rank has values outside 0 to 3"]
-
-
-def test_S2_a_rank_with_too_many_experts(plan):
-    expert = int(np.flatnonzero(plan.home_rank_LE[1] != 0)[0])
-    broken = replace(plan, home_rank_LE=_changed(plan.home_rank_LE, (1, expert), 0))
-    assert _faults(broken) == ["layer 1: rank 0 is home to 3 experts, expected 2"]
-
-
-def test_S2_replicas_of_another_shape(plan):
-    broken = replace(plan, replica_index_Y4=plan.replica_index_Y4[:, :3])
-    assert _faults(broken) == [f"the replicas have shape ({len(plan.replica_index_Y4)}, 3), expected [Y, 4]"]
-
-
-@pytest.mark.parametrize(
-    ("column", "name", "bound"), [(0, "row", 3), (1, "layer", 2), (2, "expert", 8), (3, "rank", 4)]
-)
-def test_S2_a_replica_whose_index_is_out_of_range(plan, column, name, bound):
-    broken = replace(plan, replica_index_Y4=_changed(plan.replica_index_Y4, (-1, column), bound))
-    assert _faults(broken) == [f"a replica names a {name} outside 0 to {bound - 1}"]
-
-
-def test_S2_replicas_out_of_order(plan):
-    broken = replace(plan, replica_index_Y4=plan.replica_index_Y4[::-1])
-    assert _faults(broken) == ["replicas are not sorted and unique by (row, layer, expert, rank)"]
-
-
-def test_S2_a_replica_listed_twice(plan):
-    broken = _with_replica(plan, plan.replica_index_Y4[0])
-    assert _faults(broken) == ["replicas are not sorted and unique by (row, layer, expert, rank)"]
-
-
-def test_S2_a_replica_at_home(plan):
+def _at_home(plan):
     _, layer, expert, _ = plan.replica_index_Y4[0]
-    home = plan.home_rank_LE[layer, expert]
-    broken = replace(plan, replica_index_Y4=_changed(plan.replica_index_Y4, (0, 3), home)[:1])
-    assert _faults(broken) == ["a replica is on its own home rank"]
+    index_Y4 = _changed(plan.replica_index_Y4, (0, 3), plan.home_rank_LE[layer, expert])[:1]
+    return replace(plan, replica_index_Y4=index_Y4)
 
 
-def test_S2_token_counts_missing(plan):
-    num = len(plan.replica_tokens_Y)
-    broken = replace(plan, replica_tokens_Y=plan.replica_tokens_Y[:-1])
-    assert _faults(broken) == [f"replica tokens have shape ({num - 1},), expected ({num},)"]
-
-
-def test_S2_a_negative_number_of_tokens(plan):
-    for field in ("replica_tokens_Y", "load_MLE"):
-        array = getattr(plan, field)
-        broken = replace(plan, **{field: _changed(array, (0,) * array.ndim, -1)})
-        assert _faults(broken) == ["a number of tokens is negative"]
-
-
-def test_S2_replicas_that_take_more_than_there_is(plan):
-    broken = replace(plan, replica_tokens_Y=_changed(plan.replica_tokens_Y, 0, 10**9))
-    assert _faults(broken) == ["the replicas of an expert take more tokens than it has"]
-
-
-def test_S2_a_lower_bound_of_another_shape(plan):
-    assert _faults(replace(plan, lower_bound_ML=plan.lower_bound_ML[:1])) == [
-        "lower_bound has shape (1, 2), expected (3, 2)"
-    ]
-
-
-def test_S2_a_cell_below_its_bound(plan):
-    broken = replace(plan, lower_bound_ML=_changed(plan.lower_bound_ML, (0, 0), 1e12))
-    assert _faults(broken) == ["the slowest rank of a cell is below the cell's lower bound"]
-
-
-def test_S2_a_replica_on_another_node(plan):
-    row, layer, expert = 0, 0, 0
-    free = 3 if plan.home_rank_LE[layer, expert] < 2 else 0
+def _on_another_node(plan):
     roomy = replace(plan, cluster=replace(plan.cluster, redundant_slots=8))
-    assert _faults(_with_replica(roomy, (row, layer, expert, free))) == ["a replica is not on the node of its home"]
+    return _with_replica(roomy, (0, 0, 0, 3 if plan.home_rank_LE[0, 0] < 2 else 0))
 
 
-def test_S2_more_replicas_than_slots(plan):
-    assert _faults(replace(plan, cluster=replace(plan.cluster, redundant_slots=0))) == [
-        "a rank holds 1 replicas in 0 redundant slots"
-    ]
+def _crowded(plan):
+    expert = int(np.flatnonzero(plan.home_rank_LE[1] != 0)[0])
+    return replace(plan, home_rank_LE=_changed(plan.home_rank_LE, (1, expert), 0))
+
+
+def _set(field, at, value):
+    return lambda plan: replace(plan, **{field: _changed(getattr(plan, field), at, value)})
+
+
+def _cut(field, part):
+    return lambda plan: replace(plan, **{field: getattr(plan, field)[part]})
+
+
+_ORDER = "replicas are not sorted and unique by (row, layer, expert, rank)"
+_BROKEN = {
+    "home_rank of another shape": (_cut("home_rank_LE", slice(1)), "home_rank has shape (1, 8), expected (2, 8)"),
+    "a home below 0": (_set("home_rank_LE", (0, 0), -1), "home_rank has values outside 0 to 3"),
+    "a home beyond": (_set("home_rank_LE", (0, 0), 4), "home_rank has values outside 0 to 3"),
+    "too many experts": (_crowded, "layer 1: rank 0 is home to 3 experts, expected 2"),
+    "replicas of another shape": (
+        _cut("replica_index_Y4", np.s_[:, :3]),
+        "the replicas have shape ({num}, 3), expected [Y, 4]",
+    ),
+    "row": (_set("replica_index_Y4", (-1, 0), 3), "a replica names a row outside 0 to 2"),
+    "layer": (_set("replica_index_Y4", (-1, 1), 2), "a replica names a layer outside 0 to 1"),
+    "expert": (_set("replica_index_Y4", (-1, 2), 8), "a replica names a expert outside 0 to 7"),
+    "rank": (_set("replica_index_Y4", (-1, 3), 4), "a replica names a rank outside 0 to 3"),
+    "out of order": (_cut("replica_index_Y4", np.s_[::-1]), _ORDER),
+    "listed twice": (lambda plan: _with_replica(plan, plan.replica_index_Y4[0]), _ORDER),
+    "at home": (_at_home, "a replica is on its own home rank"),
+    "counts missing": (_cut("replica_tokens_Y", np.s_[:-1]), "replica tokens have shape ({less},), expected ({num},)"),
+    "negative tokens": (_set("replica_tokens_Y", 0, -1), "a number of tokens is negative"),
+    "negative load": (_set("load_MLE", (0, 0, 0), -1), "a number of tokens is negative"),
+    "more than there is": (
+        _set("replica_tokens_Y", 0, 10**9),
+        "the replicas of an expert take more tokens than it has",
+    ),
+    "bound of another shape": (_cut("lower_bound_ML", slice(1)), "lower_bound has shape (1, 2), expected (3, 2)"),
+    "below its bound": (
+        _set("lower_bound_ML", (0, 0), 1e12),
+        "the slowest rank of a cell is below the cell's lower bound",
+    ),
+    "on another node": (_on_another_node, "a replica is not on the node of its home"),
+    "more replicas than slots": (
+        lambda plan: replace(plan, cluster=replace(plan.cluster, redundant_slots=0)),
+        "a rank holds 1 replicas in 0 redundant slots",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _BROKEN)
+def test_S2_a_plan_with_one_fault_is_refused_by_its_name(plan, name):
+    breaking, fault = _BROKEN[name]
+    num = len(plan.replica_tokens_Y)
+    assert _faults(breaking(plan)) == [fault.format(num=num, less=num - 1)]
 
 
 def test_S2_a_plan_for_another_load(plan, problem):
     assert _faults(plan, _changed(problem.load_MLE, (0, 0, 0), 10**6)) == [
         "the plan was made for another load of 1 (row, layer, expert)"
     ]
-
-
-def test_S2_a_load_of_another_shape(plan, problem):
     assert _faults(plan, problem.load_MLE[:1]) == ["the load has shape (1, 2, 8), expected (3, 2, 8)"]
     assert _faults(replace(plan, load_MLE=plan.load_MLE[:1])) == ["the load has shape (1, 2, 8), expected (3, 2, 8)"]
 
