@@ -81,7 +81,9 @@ def compare(
         num_resampled=balanced.num_resampled,
         plain_imbalance=imbalance(plain.load_MLR),
         balanced_imbalance=imbalance(balanced.load_MLR),
-        prediction=Prediction(**{field.name: prediction[field.name] for field in fields(Prediction)}),
+        prediction=Prediction(
+            **{field.name: prediction[field.name] for field in fields(Prediction) if field.name != "memory"}
+        ),
         reorder_sent_bytes=sum(report["reorder_sent_bytes"] for report in reports),
         replica_sent_bytes=sum(report["replica_sent_bytes"] for report in reports),
         fell_back="" if all(balanced.applied) else balanced.reason,
