@@ -9,6 +9,7 @@ from harness.engine_payloads import count, routes
 from harness.executed_plan import EXECUTION, PLAN
 from relibra.planning import Cause, Cluster, Model, Phase, PlanId, PlanParams, Schedule, StepLoad, imbalance
 from relibra.planning.expected.realised import realised_loads
+from relibra.planning.peak import Peak, StepMemory
 from relibra.planning.plan import Level
 from relibra.planning.solve import solve
 from relibra.routing import ModelLayers
@@ -17,6 +18,7 @@ from relibra.status.realised import (
     describe_excess,
     describe_expectation,
     describe_intended,
+    describe_memory,
     last_complete,
 )
 from relibra.store import PlanRecord
@@ -52,6 +54,16 @@ def test_a_forecast_has_an_accuracy_and_never_an_excess(level: Level, imbalance:
     assert "the plan expected 1.020, from the" in told
     assert told.endswith(words)
     assert describe_excess(replace(execution, imbalance=9.0), plan_of(level)) is None
+
+
+def test_the_memory_of_the_hottest_rank_stands_beside_what_its_plan_expected() -> None:
+    kept = replace(EXECUTION, cum_overload=1.05)
+    memory = StepMemory(before=Peak(cum_overload=1.4), after=Peak(cum_overload=1.02))
+    plan = replace(PLAN, prediction=replace(PLAN.prediction, memory=memory))
+    fact = "the hottest rank kept 1.05 times as many token copies at once as the mean rank"
+    assert describe_memory(kept, plan) == f"{fact}; its plan expected 1.02, and 1.40 without relibra"
+    assert describe_memory(kept, PLAN) == describe_memory(kept, None) == fact
+    assert describe_memory(EXECUTION, plan) is None
 
 
 def test_a_plan_for_known_micro_batches_is_exceeded_only_by_much() -> None:

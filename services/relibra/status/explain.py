@@ -11,7 +11,13 @@ from relibra.planning.execution import Execution
 from relibra.planning.plan import Level, Prediction
 from relibra.status.balance import describe_fallbacks
 from relibra.status.health import describe_missing_ranks
-from relibra.status.realised import describe_balance, describe_excess, describe_expectation, describe_intended
+from relibra.status.realised import (
+    describe_balance,
+    describe_excess,
+    describe_expectation,
+    describe_intended,
+    describe_memory,
+)
 from relibra.store import PlanRecord, StepRecord, StepState
 
 _ADVICE = {
@@ -162,6 +168,7 @@ def _execution(
             describe_missing_ranks(execution),
             describe_balance(execution),
             describe_excess(execution, applied) or describe_expectation(execution, applied),
+            describe_memory(execution, applied),
         )
         sentences += [f"{text[:1].upper()}{text[1:]}." for text in said if text]
     return sentences

@@ -49,6 +49,18 @@ def describe_expectation(phase: PhaseSummary, applied: PlanRecord | None) -> str
     return f"{text}: the forecast was {abs(error):.1%} too {'low' if error > 0 else 'high'}"
 
 
+def describe_memory(phase: PhaseSummary, applied: PlanRecord | None) -> str | None:
+    """Say how much more the hottest rank kept than the mean rank, and what its plan expected; None if it kept nothing."""
+    if phase.cum_overload is None:
+        return None
+    text = f"the hottest rank kept {phase.cum_overload:.2f} times as many token copies at once as the mean rank"
+    expected = None if applied is None or phase.applied != applied.id else applied.prediction.memory
+    if expected is None:
+        return text
+    before, after = expected.before.cum_overload, expected.after.cum_overload
+    return f"{text}; its plan expected {after:.2f}, and {before:.2f} without relibra"
+
+
 def describe_excess(phase: PhaseSummary, applied: PlanRecord | None) -> str | None:
     """Return by how much the realised imbalance exceeds that of a plan for known micro-batches, or None.
 
