@@ -50,7 +50,7 @@ def describe_expectation(phase: PhaseSummary, applied: PlanRecord | None) -> str
 
 
 def describe_memory(phase: PhaseSummary, applied: PlanRecord | None) -> str | None:
-    """Say how much more the hottest rank kept than the mean rank, and what its plan expected; None if it kept nothing."""
+    """Say how much more the hottest rank kept than the mean, and what its plan expected; None if it kept nothing."""
     if phase.cum_overload is None:
         return None
     text = f"the hottest rank kept {phase.cum_overload:.2f} times as many token copies at once as the mean rank"
