@@ -46,6 +46,7 @@ def test_the_table_says_that_a_plugin_takes_three_lines_and_no_patch_and_which_e
 
 
 def test_every_page_of_a_framework_is_in_the_table() -> None:
-    every = {"README", "features", "levels", "maintainers", "megatron", "observe", "settings", "transports", "versions"}
+    about_jobs = {"features", "levels", "megatron", "observe", "settings", "transports", "versions", "weights"}
+    every = {"README", "maintainers"} | about_jobs
     pages = {path.stem for path in FOLDER.glob("*.md")} - every
     assert {page for row in ROWS for page in re.findall(r"\]\(([\w-]+)\.md\)", row[0])} == pages

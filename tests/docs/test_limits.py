@@ -1,4 +1,4 @@
-"""The table of limits in docs/service.md has every counted limit, and what it names exists."""
+"""The table of limits in docs/limits.md has every counted limit, and what it names exists."""
 
 import re
 
@@ -10,8 +10,8 @@ from relibra.planner.settings import PlannerSettings
 from relibra.status.refusals import Bound
 from relibra.status.settings import StatusSettings
 
-TEXT = (REPOSITORY / "docs" / "service.md").read_text(encoding="utf-8")
-SECTION = TEXT.partition("### What stops a client")[2]
+TEXT = (REPOSITORY / "docs" / "limits.md").read_text(encoding="utf-8")
+SECTION = TEXT.partition("\n## What stops a client")[2]
 ROWS = re.findall(r"^\| ([a-z][^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]*?) ?\| `([^|]+)` \|$", SECTION, re.M)
 ALERTS = (REPOSITORY / "deploy" / "prometheus" / "alerts.yaml").read_text(encoding="utf-8")
 

@@ -27,7 +27,7 @@ def planner(
     """Serve trainers and rollout workers, and plan their steps. Any number of planners may share one Redis.
 
     Every setting can also come from the environment (`host` as RELIBRA_HOST) or from the table `planner` of the TOML
-    file that RELIBRA_CONFIG_FILE names; docs/service.md lists all settings.
+    file that RELIBRA_CONFIG_FILE names; docs/service.md and docs/limits.md list all settings.
     """
     from relibra.planner.settings import PlannerSettings
 
