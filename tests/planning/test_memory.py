@@ -30,6 +30,11 @@ def test_chunks_are_interleaved_over_stages():
         memory.layers_of(0, 5)
 
 
+def test_S7_a_pipeline_of_many_empty_chunks_is_refused():
+    with pytest.raises(InvalidInput, match=r"memory\.chunk_layers: expected at most 66, got 128"):
+        ActivationMemory(chunk_layers=(2, *(0,) * 127)).layers_of(0, 2)
+
+
 def test_without_chunks_stages_have_equally_many_layers():
     assert [ActivationMemory(num_stages=3).layers_of(stage, 7) for stage in range(3)] == [
         [slice(0, 3)],

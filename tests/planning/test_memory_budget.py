@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from relibra.planning import CostModel, PlanParams, Schedule, StepLoad
+from relibra.planning.expected.loads import mean_micro_batch, seen_load
+from relibra.planning.load import home_loads
 from relibra.planning.memory import ActivationMemory
-from relibra.planning.peak import held_copies
+from relibra.planning.peak import Held, Stage
 from relibra.planning.plan import Level
 from relibra.planning.solve import solve
 from relibra.planning.split import source_share
@@ -36,7 +38,8 @@ def executed_loads(plan, counts_mRLE):
 
 
 def most_bytes(loads_mLR, memory):
-    return max(held_copies(loads_mLR, memory, stage).size_TR(memory).max() for stage in range(memory.num_stages))
+    stages = Stage.all_of(memory, *loads_mLR.shape[:2])
+    return max(Held.of(loads_mLR, stage).size_TR(memory).max() for stage in stages)
 
 
 @pytest.mark.parametrize("num_steps", [150, pytest.param(10_000, marks=pytest.mark.long)])
@@ -82,13 +85,35 @@ def test_M1_prices_give_way_where_a_rank_would_be_over_its_budget(random_problem
     assert none_fits.prediction.excess in none_fits.reason
 
 
-def test_below_known_micro_batches_the_peak_is_that_of_the_steps_before(random_problem):
-    now, past = random_problem.random(1), random_problem.random(2, num_sequences=40)
-    params = PlanParams(memory=MEMORY)
-    plan = solve(now.load, now.schedule, now.model, now.cluster, params, level=Level.HISTORY, seen=past.load)
-    of_past = replace(past, params=replace(params, homes_stay=True)).solve().prediction.memory
-    assert plan.prediction.memory.before == of_past.before
-    assert plan.prediction.memory.after.size_bytes <= plan.prediction.memory.before.size_bytes
+@pytest.mark.parametrize("hot", range(5))
+def test_M1_at_level_history_the_hottest_of_all_micro_batches_that_were_seen_counts(random_problem, hot):
+    past = random_problem.random(2, num_sequences=40, num_micro_batches=5)
+    seen_MLE = past.load_MLE.copy()
+    seen_MLE[hot] *= 50
+    seen = seen_load(seen_MLE, past.cluster)
+    mean = mean_micro_batch(seen_MLE, past.cluster)
+    params = PlanParams(memory=MEMORY, homes_stay=True)
+    plan = solve(*mean, past.model, past.cluster, params, level=Level.HISTORY, seen=seen)
+    plain_MLR = home_loads(seen.load_MLE, past.cluster.identity_placement(past.model), past.cluster.num_ranks)
+    promised = plan.prediction.memory
+    assert promised.before.size_bytes == most_bytes(plain_MLR, MEMORY)
+    assert promised.before.size_bytes > 5 * most_bytes(np.delete(plain_MLR, hot, axis=0), MEMORY)
+    assert promised.after.size_bytes <= promised.before.size_bytes
+
+
+def test_M1_nothing_is_promised_where_micro_batches_or_a_backward_are_not_known(random_problem):
+    problem = random_problem.random(1)
+    params = PlanParams(memory=replace(MEMORY, budget_bytes=1))
+    asked = problem.load, problem.schedule, problem.model, problem.cluster, params
+    of_step = solve(*asked, level=Level.STEP, seen=problem.load).prediction
+    assert of_step.memory.after.size_bytes is None
+    assert of_step.memory.after.cum_overload > 1
+    assert of_step.excess == ""
+    forward_only = replace(problem.schedule, is_forward_only=True)
+    plan = solve(problem.load, forward_only, problem.model, problem.cluster, params)
+    assert plan.prediction.memory is None
+    assert plan.prediction.excess == ""
+    assert solve(*asked).prediction.excess
 
 
 def test_rows_of_ep_groups_are_peaks_of_their_own(random_problem):

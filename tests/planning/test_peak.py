@@ -70,8 +70,8 @@ def test_M1_an_excess_names_rank_micro_batch_and_what_fits():
     peak = Peak(size_bytes=3 << 30, rank=5, micro_batch=2)
     memory = StepMemory(before=peak, after=peak, budget_bytes=2 << 30)
     assert memory.excess == (
-        "activations of experts need 3.00 GiB on EP rank 5 of EP group 0 in micro-batch 2, and the budget is 2.00 GiB: "
-        "micro-batches with 67% of these tokens would fit"
+        "activations of experts need 3.00 GiB on EP rank 5 of EP group 0, pipeline stage 0, in micro-batch 2, and the "
+        "budget is 2.00 GiB: micro-batches with 66 % of these tokens would fit"
     )
     assert StepMemory(before=peak, after=peak).excess == ""
     assert StepMemory(before=peak, after=peak, budget_bytes=3 << 30).excess == ""

@@ -34,6 +34,7 @@ def test_the_configuration_counts_more_than_the_environment() -> None:
         "RELIBRA_REORDER": "never",
         "RELIBRA_TRANSPORT": "symmetric",
         "RELIBRA_HOST_COPY": "true",
+        "RELIBRA_MEMORY_BUDGET_GIB": "12.5",
         "RELIBRA_GUARD": "off",
     }
     assert set(environment) | {"RELIBRA_MODE"} <= KNOWN
@@ -48,6 +49,7 @@ def test_the_configuration_counts_more_than_the_environment() -> None:
         hardware="h200",
         reorder="never",
         transport="process_group",
+        memory_budget_gib=12.5,
         guard=False,
     )
     variables = settings.variables()
@@ -69,6 +71,10 @@ def test_the_configuration_counts_more_than_the_environment() -> None:
         ({"planner": "a:1", "mode": "observe", "pack": True}, r"relibra\.pack: expected false with mode=observe"),
         ({"planner": "a:1", "mode": "watch"}, r"relibra\.mode: expected balance or observe, got watch"),
         ({"planner": "planner"}, r"relibra\.planner: expected host:port or embedded, got planner"),
+        (
+            {"planner": "a:1", "memory_budget_gib": "inf"},
+            r"relibra\.memory_budget_gib: expected a number of at least 0",
+        ),
         ({"planner": "a:1", "slots": "many"}, r"relibra\.slots: expected a number, got many"),
         ({"planner": "a:1", "pack": "often"}, r"relibra\.pack: expected true or false, got often"),
         ({"planner": "a:1", "slots": 1.5}, r"relibra\.slots: expected a number of at least 0"),

@@ -25,39 +25,39 @@ _sym_db = _symbol_database.Default()
 from relibra.v1 import array_pb2 as relibra_dot_v1_dot_array__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15relibra/v1/plan.proto\x12\nrelibra.v1\x1a\x16relibra/v1/array.proto\"(\n\x06PlanId\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x0f\n\x07version\x18\x02 \x01(\x04\"\x95\x01\n\x08Schedule\x12\x14\n\x0csequence_ids\x18\x01 \x03(\t\x12&\n\x0bmicro_batch\x18\x02 \x01(\x0b\x32\x11.relibra.v1.Array\x12&\n\x0bsource_rank\x18\x03 \x01(\x0b\x32\x11.relibra.v1.Array\x12#\n\x08\x65p_group\x18\x04 \x01(\x0b\x32\x11.relibra.v1.Array\"z\n\x15SubmitScheduleRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\x04step\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12&\n\x08schedule\x18\x03 \x01(\x0b\x32\x14.relibra.v1.Schedule\x12\r\n\x05\x65poch\x18\x04 \x01(\x06\x42\x07\n\x05_step\"&\n\x16SubmitScheduleResponse\x12\x0c\n\x04step\x18\x01 \x01(\x04\"Z\n\x15\x43laimSequencesRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x14\n\x0csequence_ids\x18\x03 \x03(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x06\")\n\x16\x43laimSequencesResponse\x12\x0f\n\x07missing\x18\x01 \x03(\r\"\xea\x01\n\x0bPackRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12#\n\x05start\x18\x03 \x01(\x0b\x32\x14.relibra.v1.Schedule\x12!\n\x06length\x18\x04 \x01(\x0b\x32\x11.relibra.v1.Array\x12$\n\x07\x66reedom\x18\x05 \x01(\x0e\x32\x13.relibra.v1.Freedom\x12\x14\n\x0ckeeps_counts\x18\x06 \x01(\x08\x12\x19\n\x0ctoken_budget\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05\x65poch\x18\x08 \x01(\x06\x42\x0f\n\r_token_budget\"\x93\x01\n\x0cPackResponse\x12&\n\x0bmicro_batch\x18\x01 \x01(\x0b\x32\x11.relibra.v1.Array\x12&\n\x0bsource_rank\x18\x02 \x01(\x0b\x32\x11.relibra.v1.Array\x12#\n\x08\x65p_group\x18\x03 \x01(\x0b\x32\x11.relibra.v1.Array\x12\x0e\n\x06reason\x18\x04 \x01(\t\"P\n\x10\x46\x65tchPlanRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0f\n\x07wait_ms\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\x06\"7\n\x11\x46\x65tchPlanResponse\x12\"\n\x04plan\x18\x01 \x01(\x0b\x32\x14.relibra.v1.StepPlan\"\xe0\x02\n\x08StepPlan\x12\x1e\n\x02id\x18\x01 \x01(\x0b\x32\x12.relibra.v1.PlanId\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12$\n\thome_rank\x18\x04 \x01(\x0b\x32\x11.relibra.v1.Array\x12\x19\n\x11num_micro_batches\x18\x05 \x01(\r\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12(\n\rreplica_count\x18\x07 \x01(\x0b\x32\x11.relibra.v1.Array\x12)\n\x0ereplica_expert\x18\x08 \x01(\x0b\x32\x11.relibra.v1.Array\x12\'\n\x0creplica_rank\x18\t \x01(\x0b\x32\x11.relibra.v1.Array\x12 \n\x05level\x18\n \x01(\x0e\x32\x11.relibra.v1.Level\x12\x15\n\rexpected_gain\x18\x0b \x01(\x01\x12\x0e\n\x06\x65xcess\x18\x0c \x01(\t*C\n\x05Level\x12\x17\n\x13LEVEL_MICRO_BATCHES\x10\x00\x12\x0e\n\nLEVEL_STEP\x10\x01\x12\x11\n\rLEVEL_HISTORY\x10\x02*7\n\x07\x46reedom\x12\x19\n\x15\x46REEDOM_MICRO_BATCHES\x10\x00\x12\x11\n\rFREEDOM_RANKS\x10\x01\x32\xc4\x02\n\x0bPlanService\x12W\n\x0eSubmitSchedule\x12!.relibra.v1.SubmitScheduleRequest\x1a\".relibra.v1.SubmitScheduleResponse\x12W\n\x0e\x43laimSequences\x12!.relibra.v1.ClaimSequencesRequest\x1a\".relibra.v1.ClaimSequencesResponse\x12\x39\n\x04Pack\x12\x17.relibra.v1.PackRequest\x1a\x18.relibra.v1.PackResponse\x12H\n\tFetchPlan\x12\x1c.relibra.v1.FetchPlanRequest\x1a\x1d.relibra.v1.FetchPlanResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15relibra/v1/plan.proto\x12\nrelibra.v1\x1a\x16relibra/v1/array.proto\"(\n\x06PlanId\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x0f\n\x07version\x18\x02 \x01(\x04\"\xae\x01\n\x08Schedule\x12\x14\n\x0csequence_ids\x18\x01 \x03(\t\x12&\n\x0bmicro_batch\x18\x02 \x01(\x0b\x32\x11.relibra.v1.Array\x12&\n\x0bsource_rank\x18\x03 \x01(\x0b\x32\x11.relibra.v1.Array\x12#\n\x08\x65p_group\x18\x04 \x01(\x0b\x32\x11.relibra.v1.Array\x12\x17\n\x0fis_forward_only\x18\x05 \x01(\x08\"z\n\x15SubmitScheduleRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\x04step\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12&\n\x08schedule\x18\x03 \x01(\x0b\x32\x14.relibra.v1.Schedule\x12\r\n\x05\x65poch\x18\x04 \x01(\x06\x42\x07\n\x05_step\"&\n\x16SubmitScheduleResponse\x12\x0c\n\x04step\x18\x01 \x01(\x04\"Z\n\x15\x43laimSequencesRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x14\n\x0csequence_ids\x18\x03 \x03(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x06\")\n\x16\x43laimSequencesResponse\x12\x0f\n\x07missing\x18\x01 \x03(\r\"\xea\x01\n\x0bPackRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12#\n\x05start\x18\x03 \x01(\x0b\x32\x14.relibra.v1.Schedule\x12!\n\x06length\x18\x04 \x01(\x0b\x32\x11.relibra.v1.Array\x12$\n\x07\x66reedom\x18\x05 \x01(\x0e\x32\x13.relibra.v1.Freedom\x12\x14\n\x0ckeeps_counts\x18\x06 \x01(\x08\x12\x19\n\x0ctoken_budget\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05\x65poch\x18\x08 \x01(\x06\x42\x0f\n\r_token_budget\"\x93\x01\n\x0cPackResponse\x12&\n\x0bmicro_batch\x18\x01 \x01(\x0b\x32\x11.relibra.v1.Array\x12&\n\x0bsource_rank\x18\x02 \x01(\x0b\x32\x11.relibra.v1.Array\x12#\n\x08\x65p_group\x18\x03 \x01(\x0b\x32\x11.relibra.v1.Array\x12\x0e\n\x06reason\x18\x04 \x01(\t\"P\n\x10\x46\x65tchPlanRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0f\n\x07wait_ms\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\x06\"7\n\x11\x46\x65tchPlanResponse\x12\"\n\x04plan\x18\x01 \x01(\x0b\x32\x14.relibra.v1.StepPlan\"\xe0\x02\n\x08StepPlan\x12\x1e\n\x02id\x18\x01 \x01(\x0b\x32\x12.relibra.v1.PlanId\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12$\n\thome_rank\x18\x04 \x01(\x0b\x32\x11.relibra.v1.Array\x12\x19\n\x11num_micro_batches\x18\x05 \x01(\r\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12(\n\rreplica_count\x18\x07 \x01(\x0b\x32\x11.relibra.v1.Array\x12)\n\x0ereplica_expert\x18\x08 \x01(\x0b\x32\x11.relibra.v1.Array\x12\'\n\x0creplica_rank\x18\t \x01(\x0b\x32\x11.relibra.v1.Array\x12 \n\x05level\x18\n \x01(\x0e\x32\x11.relibra.v1.Level\x12\x15\n\rexpected_gain\x18\x0b \x01(\x01\x12\x0e\n\x06\x65xcess\x18\x0c \x01(\t*C\n\x05Level\x12\x17\n\x13LEVEL_MICRO_BATCHES\x10\x00\x12\x0e\n\nLEVEL_STEP\x10\x01\x12\x11\n\rLEVEL_HISTORY\x10\x02*7\n\x07\x46reedom\x12\x19\n\x15\x46REEDOM_MICRO_BATCHES\x10\x00\x12\x11\n\rFREEDOM_RANKS\x10\x01\x32\xc4\x02\n\x0bPlanService\x12W\n\x0eSubmitSchedule\x12!.relibra.v1.SubmitScheduleRequest\x1a\".relibra.v1.SubmitScheduleResponse\x12W\n\x0e\x43laimSequences\x12!.relibra.v1.ClaimSequencesRequest\x1a\".relibra.v1.ClaimSequencesResponse\x12\x39\n\x04Pack\x12\x17.relibra.v1.PackRequest\x1a\x18.relibra.v1.PackResponse\x12H\n\tFetchPlan\x12\x1c.relibra.v1.FetchPlanRequest\x1a\x1d.relibra.v1.FetchPlanResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'relibra.v1.plan_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LEVEL']._serialized_start=1435
-  _globals['_LEVEL']._serialized_end=1502
-  _globals['_FREEDOM']._serialized_start=1504
-  _globals['_FREEDOM']._serialized_end=1559
+  _globals['_LEVEL']._serialized_start=1460
+  _globals['_LEVEL']._serialized_end=1527
+  _globals['_FREEDOM']._serialized_start=1529
+  _globals['_FREEDOM']._serialized_end=1584
   _globals['_PLANID']._serialized_start=61
   _globals['_PLANID']._serialized_end=101
   _globals['_SCHEDULE']._serialized_start=104
-  _globals['_SCHEDULE']._serialized_end=253
-  _globals['_SUBMITSCHEDULEREQUEST']._serialized_start=255
-  _globals['_SUBMITSCHEDULEREQUEST']._serialized_end=377
-  _globals['_SUBMITSCHEDULERESPONSE']._serialized_start=379
-  _globals['_SUBMITSCHEDULERESPONSE']._serialized_end=417
-  _globals['_CLAIMSEQUENCESREQUEST']._serialized_start=419
-  _globals['_CLAIMSEQUENCESREQUEST']._serialized_end=509
-  _globals['_CLAIMSEQUENCESRESPONSE']._serialized_start=511
-  _globals['_CLAIMSEQUENCESRESPONSE']._serialized_end=552
-  _globals['_PACKREQUEST']._serialized_start=555
-  _globals['_PACKREQUEST']._serialized_end=789
-  _globals['_PACKRESPONSE']._serialized_start=792
-  _globals['_PACKRESPONSE']._serialized_end=939
-  _globals['_FETCHPLANREQUEST']._serialized_start=941
-  _globals['_FETCHPLANREQUEST']._serialized_end=1021
-  _globals['_FETCHPLANRESPONSE']._serialized_start=1023
-  _globals['_FETCHPLANRESPONSE']._serialized_end=1078
-  _globals['_STEPPLAN']._serialized_start=1081
-  _globals['_STEPPLAN']._serialized_end=1433
-  _globals['_PLANSERVICE']._serialized_start=1562
-  _globals['_PLANSERVICE']._serialized_end=1886
+  _globals['_SCHEDULE']._serialized_end=278
+  _globals['_SUBMITSCHEDULEREQUEST']._serialized_start=280
+  _globals['_SUBMITSCHEDULEREQUEST']._serialized_end=402
+  _globals['_SUBMITSCHEDULERESPONSE']._serialized_start=404
+  _globals['_SUBMITSCHEDULERESPONSE']._serialized_end=442
+  _globals['_CLAIMSEQUENCESREQUEST']._serialized_start=444
+  _globals['_CLAIMSEQUENCESREQUEST']._serialized_end=534
+  _globals['_CLAIMSEQUENCESRESPONSE']._serialized_start=536
+  _globals['_CLAIMSEQUENCESRESPONSE']._serialized_end=577
+  _globals['_PACKREQUEST']._serialized_start=580
+  _globals['_PACKREQUEST']._serialized_end=814
+  _globals['_PACKRESPONSE']._serialized_start=817
+  _globals['_PACKRESPONSE']._serialized_end=964
+  _globals['_FETCHPLANREQUEST']._serialized_start=966
+  _globals['_FETCHPLANREQUEST']._serialized_end=1046
+  _globals['_FETCHPLANRESPONSE']._serialized_start=1048
+  _globals['_FETCHPLANRESPONSE']._serialized_end=1103
+  _globals['_STEPPLAN']._serialized_start=1106
+  _globals['_STEPPLAN']._serialized_end=1458
+  _globals['_PLANSERVICE']._serialized_start=1587
+  _globals['_PLANSERVICE']._serialized_end=1911
 # @@protoc_insertion_point(module_scope)

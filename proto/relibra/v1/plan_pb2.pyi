@@ -32,16 +32,18 @@ class PlanId(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Schedule(_message.Message):
-    __slots__ = ("sequence_ids", "micro_batch", "source_rank", "ep_group")
+    __slots__ = ("sequence_ids", "micro_batch", "source_rank", "ep_group", "is_forward_only")
     SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
     SOURCE_RANK_FIELD_NUMBER: _ClassVar[int]
     EP_GROUP_FIELD_NUMBER: _ClassVar[int]
+    IS_FORWARD_ONLY_FIELD_NUMBER: _ClassVar[int]
     sequence_ids: _containers.RepeatedScalarFieldContainer[str]
     micro_batch: _array_pb2.Array
     source_rank: _array_pb2.Array
     ep_group: _array_pb2.Array
-    def __init__(self, sequence_ids: _Optional[_Iterable[str]] = ..., micro_batch: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., source_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., ep_group: _Optional[_Union[_array_pb2.Array, _Mapping]] = ...) -> None: ...
+    is_forward_only: bool
+    def __init__(self, sequence_ids: _Optional[_Iterable[str]] = ..., micro_batch: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., source_rank: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., ep_group: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., is_forward_only: bool = ...) -> None: ...
 
 class SubmitScheduleRequest(_message.Message):
     __slots__ = ("job_id", "step", "schedule", "epoch")

@@ -149,6 +149,7 @@ def encode_schedule(sequence_ids: list[str], schedule: Schedule | None) -> plan_
         micro_batch=array.encode(schedule.micro_batch_S),
         source_rank=array.encode(schedule.source_rank_S),
         ep_group=array.encode(schedule.ep_group_S),
+        is_forward_only=schedule.is_forward_only,
     )
 
 
@@ -181,6 +182,7 @@ def decode_schedule(message: plan_pb2.Schedule, cluster: Cluster) -> tuple[list[
         micro_batch_S=array.decode(message.micro_batch, "schedule.micro_batch", kinds="iu", shape=shape),
         source_rank_S=array.decode(message.source_rank, "schedule.source_rank", kinds="iu", shape=shape),
         ep_group_S=array.decode(message.ep_group, "schedule.ep_group", kinds="iu", shape=shape),
+        is_forward_only=message.is_forward_only,
     )
     schedule.check(cluster)
     return sequence_ids, schedule

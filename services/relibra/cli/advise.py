@@ -6,6 +6,7 @@ Out:  an answer with its reasons; exit status 0 for "turn it on", 1 for any othe
 
 from collections.abc import Callable
 from dataclasses import asdict
+from math import inf
 from typing import Annotated
 
 import typer
@@ -57,12 +58,13 @@ def advise(
 
     with working(on="reading") as now:
         question = ask()
-        if memory_gib is not None and memory_gib <= 0:
+        if memory_gib is not None and not 0 < memory_gib < inf:
             raise InvalidInput.of("--memory-gib", expected="more than 0", got=memory_gib)
         advice = run(question, knowledge, lambda name: now(f"simulating {name}"))
     saving = None if rollout_share is None else _saving(advice.gain, rollout_share)
     if as_json:
         said = asdict(advice) | {"gain": asdict(advice.gain), "answer": advice.answer.value}
+        said["fitting_tokens"] = None if memory_gib is None else _fitting_tokens(advice, question, memory_gib)
         print_json(said | {"gpu_hours_saved": None if saving is None else asdict(saving)})
     else:
         console = open_console()
@@ -93,13 +95,22 @@ def _tell_memory(advice: Advice, question: Question, memory_gib: float | None) -
     if memory_gib is None:
         return ""
     lines = [f"\n{memory_gib:g} GiB for activations of experts have room for micro-batches, in tokens of a GPU, of"]
+    fitting = _fitting_tokens(advice, question, memory_gib)
     for recomputed, what in RECOMPUTED.items():
-        most = {
-            way: int(question.tokens_per_rank * memory_gib * 2**30 / max(1, size_bytes[recomputed]))
-            for way, size_bytes in advice.peaks.items()
-        }
-        lines.append(f"  {most['plain']:,} without and {most['relibra']:,} with relibra, {what}")
+        plain, planned = fitting["plain"][recomputed], fitting["relibra"][recomputed]
+        lines.append(f"  {plain:,} without and {planned:,} with relibra, {what}")
     return "\n".join(lines)
+
+
+def _fitting_tokens(advice: Advice, question: Question, memory_gib: float) -> dict[str, dict[str, int]]:
+    """Return the tokens of a GPU in a micro-batch that fit, by way of balancing and what the backward recomputes."""
+    return {
+        way: {
+            recomputed: int(question.tokens_per_rank * memory_gib * 2**30 / max(1, size_bytes))
+            for recomputed, size_bytes in by_recomputed.items()
+        }
+        for way, by_recomputed in advice.peaks.items()
+    }
 
 
 def _saving(gain: Estimate, rollout_share: float) -> Estimate:

@@ -68,7 +68,7 @@ def up(
             redis_url = redis.url
             ready |= {"redis": redis.url, "pids": {"redis": redis.pid}}
         # On a terminal, the lines below are what a person needs; in a pipe or a container, the log is.
-        log_dir = data_dir if sys.stderr.isatty() else None
+        log_dir = data_dir if redis is not None and not temporary_data and sys.stderr.isatty() else None
         services = [
             stack.enter_context(
                 _Service(verb, folder, redis_url, host, number, log_dir, has_own_redis=redis is not None)
@@ -153,8 +153,7 @@ class _Service:
         with ExitStack() as opened:
             log = None
             if self._log is not None:
-                self._log.parent.mkdir(parents=True, exist_ok=True)
-                log = opened.enter_context(self._log.open("wb"))
+                log = opened.enter_context(self._log.open("ab"))
             self._process = subprocess.Popen(
                 tie([*command, "--ready-file", str(self._ready_file)]),
                 stdin=subprocess.DEVNULL,
@@ -176,9 +175,8 @@ class _Service:
         """Return the addresses of the service, or None if `stop` was set first; exit if the service fails to start."""
         while not self._ready_file.exists():
             if self._process.poll() is not None:
-                if self._log is not None:
-                    typer.echo(self._log.read_text(errors="replace").rstrip(), err=True)
-                typer.echo(f"{self._verb} did not start, for the reason that it gave above; stopping", err=True)
+                where = "above" if self._log is None else f"in {self._log}"
+                typer.echo(f"{self._verb} did not start, for the reason that it gave {where}; stopping", err=True)
                 raise typer.Exit(2)
             if stop.wait(_POLL_INTERVAL_S):
                 return None
@@ -197,6 +195,6 @@ class _Service:
         command = " ".join([self._verb, "--redis-url", without_password(self._redis_url), *self._options])
         typer.echo(
             f"{self._verb} (pid {self._process.pid}) exited with status {status}; the other services keep running. "
-            f"Restart it with:\n  relibra {command}",
+            f"{'' if self._log is None else f'Its log is {self._log}. '}Restart it with:\n  relibra {command}",
             err=True,
         )

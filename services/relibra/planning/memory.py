@@ -16,6 +16,8 @@ import numpy as np
 from relibra.errors import InvalidInput
 
 _MAX_CHUNKS = 256
+_MOST_EMPTY = 64
+"""More stages or chunks without MoE layers have no model, and would make the planner's work long."""
 _MAX_COPY_BYTES = 1 << 24
 """No token copy takes as much; products with token counts stay far below 2**63."""
 _GATED_RESULTS = 3
@@ -97,8 +99,11 @@ class ActivationMemory:
         """Return the layers of every chunk of a stage.
 
         Raises:
-            InvalidInput: the chunks do not have this many layers together.
+            InvalidInput: the chunks do not have this many layers together, or there are too many chunks or stages.
         """
+        most = num_layers + _MOST_EMPTY
+        if max(self.num_stages, len(self.chunk_layers)) > most:
+            raise InvalidInput.of("memory.chunk_layers", expected=f"at most {most}", got=len(self.chunk_layers))
         counts = self.chunk_layers or tuple(map(len, np.array_split(np.arange(num_layers), self.num_stages)))
         if sum(counts) != num_layers:
             raise InvalidInput.of("memory.chunk_layers", expected=f"{num_layers} layers in all", got=sum(counts))

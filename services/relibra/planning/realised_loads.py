@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from relibra.planning.job import Cluster
 from relibra.planning.memory import ActivationMemory
-from relibra.planning.peak import held_copies
+from relibra.planning.peak import Held, Stage
 
 
 class RealisedLoads:
@@ -28,6 +28,8 @@ class RealisedLoads:
         """For each EP group, the load of all its ranks."""
         self._most_kept_P: dict[int, NDArray[np.int64]] = {}
         """For each EP group, the most token copies that a rank of a stage keeps at once."""
+        self._stages: dict[int, list[Stage]] = {}
+        """The stages, by the number of micro-batches."""
         self._peak_bytes = 0
         self.has_one_shape = True
         """Whether the loads of all ranks had the same micro-batches and layers. If not, nothing can be said of them."""
@@ -41,10 +43,17 @@ class RealisedLoads:
         np.maximum(slowest_mL, load_mL, out=slowest_mL)
         self._all_mL[ep_group] = self._all_mL.get(ep_group, 0) + load_mL
         most_kept_P = self._most_kept_P.setdefault(ep_group, np.zeros(self._memory.num_stages, dtype=np.int64))
-        for stage in range(self._memory.num_stages if self._is_kept else 0):
-            held = held_copies(load_mL[..., None], self._memory, stage)
+        for stage, held in enumerate(self._held(load_mL)):
             most_kept_P[stage] = max(most_kept_P[stage], held.kept_TR.max(initial=0))
             self._peak_bytes = max(self._peak_bytes, int(held.size_TR(self._memory).max(initial=0)))
+
+    def _held(self, load_mL: NDArray[np.int64]) -> list[Held]:
+        """Return what a rank with this load holds, by stage; nothing where nothing is kept."""
+        if not self._is_kept:
+            return []
+        if len(load_mL) not in self._stages:
+            self._stages[len(load_mL)] = Stage.all_of(self._memory, *load_mL.shape)
+        return [Held.of(load_mL[..., None], stage) for stage in self._stages[len(load_mL)]]
 
     @property
     def imbalance(self) -> float:
@@ -69,8 +78,8 @@ class RealisedLoads:
             return None
         factors = [1.0]
         for group, all_mL in self._all_mL.items():
-            for stage, most_kept in enumerate(self._most_kept_P[group]):
-                balanced = held_copies(all_mL[..., None], self._memory, stage).kept_TR.max(initial=0) / self._num_ranks
+            for most_kept, held in zip(self._most_kept_P[group], self._held(all_mL), strict=True):
+                balanced = held.kept_TR.max(initial=0) / self._num_ranks
                 factors.append(float(most_kept / balanced) if balanced else 1.0)
         return max(factors)
 

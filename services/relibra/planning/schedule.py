@@ -26,6 +26,8 @@ class Schedule:
     micro_batch_S: NDArray[np.int32]
     source_rank_S: NDArray[np.int32]
     ep_group_S: NDArray[np.int32]
+    is_forward_only: bool = False
+    """Whether no backward follows, as in a pass over log-probabilities that is a step of its own. Nothing is kept."""
 
     def __post_init__(self) -> None:
         for field in ("micro_batch_S", "source_rank_S", "ep_group_S"):

@@ -132,7 +132,7 @@ def _solve(
         if params.cost is not None and move_bytes_per_us is not None:
             why_reordered += f", at the {move_bytes_per_us / 1e3:.3g} GB/s per rank of earlier reorders"
     if is_free:
-        why_reordered = f"whatever it costs, because a rank would be over its memory budget: {why_reordered}"
+        why_reordered += "; moves and copies count as free, because a rank would be over its memory budget"
     if packing is not None:
         why_reordered = f"sequences are packed for a placement that moves {(home_LE != previous_LE).sum()} experts"
     choose = foresee_layer if is_foreseen else None
@@ -172,11 +172,13 @@ def _solve(
         memory=_memory(
             identity_MLR if seen_NLR is None else home_loads(chosen_for.load_MLE, identity_LE, cluster.num_ranks),
             planned_MLR if seen_NLR is None else seen_NLR,
-            load.num_rows,
+            level,
             params.memory,
             cluster,
         ),
     )
+    if schedule.is_forward_only:
+        prediction = replace(prediction, memory=None)
     if traffic is not None and params.cost is not None:
         time = modelled_time(
             load_MLE,
@@ -236,15 +238,15 @@ def _rank_loads(
 def _memory(
     identity_MLR: NDArray[np.int64],
     planned_MLR: NDArray[np.int64],
-    num_rows: int,
+    level: Level,
     memory: ActivationMemory,
     cluster: Cluster,
 ) -> StepMemory:
-    """Return what a step promises of memory, whose rows are like those of which the loads are known."""
-    like_M = np.arange(num_rows) % len(planned_MLR)
-    before, after = (
-        find_peak(loads_MLR[like_M], memory, cluster.num_ep_groups) for loads_MLR in (identity_MLR, planned_MLR)
-    )
+    """Return what a step promises of memory, from the rows of the step or, below level micro-batches, of those seen."""
+    num_ep_groups = cluster.num_ep_groups if level is Level.MICRO_BATCHES else 1
+    if level is Level.STEP:  # how large its micro-batches will be is not known
+        memory = replace(memory, kept_bytes=0, working_bytes=0)
+    before, after = (find_peak(loads_MLR, memory, num_ep_groups) for loads_MLR in (identity_MLR, planned_MLR))
     return StepMemory(before=before, after=after, budget_bytes=memory.budget_bytes)
 
 

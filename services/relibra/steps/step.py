@@ -106,8 +106,17 @@ def report_rank(
     return RankSchedule(sequence_ids=tuple(sequence_ids), schedule=schedule)
 
 
-def submit_step(planner: PlannerClient, job_id: str, step: int, ranks: Sequence[RankSchedule]) -> None:
+def submit_step(
+    planner: PlannerClient, job_id: str, step: int, ranks: Sequence[RankSchedule], *, is_forward_only: bool = False
+) -> None:
     """Submit the schedule of a step, combined from the reports of its data-parallel ranks; the plan follows.
+
+    Args:
+        planner: the planner.
+        job_id: the job.
+        step: the step.
+        ranks: what every data-parallel rank reported.
+        is_forward_only: whether no backward follows.
 
     Raises:
         InvalidInput: there are no ranks, or a rank occurs twice; see also `PlannerClient.submit_schedule`.
@@ -128,7 +137,12 @@ def submit_step(planner: PlannerClient, job_id: str, step: int, ranks: Sequence[
         job_id,
         step,
         [sequence_id for rank in ranks for sequence_id in rank.sequence_ids],
-        Schedule(micro_batch_S=micro_batch_S, source_rank_S=source_rank_S, ep_group_S=ep_group_S),
+        Schedule(
+            micro_batch_S=micro_batch_S,
+            source_rank_S=source_rank_S,
+            ep_group_S=ep_group_S,
+            is_forward_only=is_forward_only,
+        ),
     )
 
 

@@ -109,12 +109,13 @@ def _decode_shape(document: bytes | str) -> dict[str, Any]:
 
 def encode_schedule(sequence_ids: Sequence[str], schedule: Schedule | None) -> str:
     """Encode a schedule, or sequences alone; equal schedules give equal text."""
-    places: dict[str, list[int]] = {}
+    places: dict[str, Any] = {}
     if schedule is not None:
         places = {
             "micro_batch": schedule.micro_batch_S.tolist(),
             "source_rank": schedule.source_rank_S.tolist(),
             "ep_group": schedule.ep_group_S.tolist(),
+            "is_forward_only": schedule.is_forward_only,
         }
     return json.dumps({"sequence_ids": list(sequence_ids)} | places)
 
@@ -128,6 +129,7 @@ def decode_schedule(document: bytes) -> tuple[list[str], Schedule | None]:
         micro_batch_S=np.array(fields["micro_batch"], dtype=np.int32),
         source_rank_S=np.array(fields["source_rank"], dtype=np.int32),
         ep_group_S=np.array(fields["ep_group"], dtype=np.int32),
+        is_forward_only=fields["is_forward_only"],
     )
     return fields["sequence_ids"], schedule
 

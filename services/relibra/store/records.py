@@ -279,7 +279,7 @@ class TokenRecord:
 
     token_id: str
     job_id: str
-    """`*` for all jobs."""
+    """The job, or the scope of the token (`tokens.covers`)."""
     role: str
     created_at: float
     expires_at: float | None

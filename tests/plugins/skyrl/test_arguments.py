@@ -27,7 +27,6 @@ def test_workers_get_the_settings_and_all_other_variables_of_relibra() -> None:
         "RELIBRA_PACK": "False",
         "RELIBRA_TRANSPORT": "auto",
         "RELIBRA_HOST_COPY": "False",
-        "RELIBRA_MEMORY_BUDGET_GIB": "0.0",
         "RELIBRA_REORDER": "auto",
         "RELIBRA_GUARD": "True",
         "RELIBRA_MODE": "balance",

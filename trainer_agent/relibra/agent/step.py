@@ -71,12 +71,12 @@ class StepOpener:
 
         A step that is to run plain waits for no plan.
         """
-        outcome = self._opened(step, self.trials.plain(phase), timeout_s)
+        outcome = self._opened(step, phase, timeout_s)
         self.trials.note(phase, outcome)
         return outcome
 
-    def _opened(self, step: int, plain: tuple[Cause, str] | None, timeout_s: float) -> StepOutcome:
-        began = time.monotonic()
+    def _opened(self, step: int, phase: Phase, timeout_s: float) -> StepOutcome:
+        began, plain = time.monotonic(), self.trials.plain(phase)
         answer = self._plans.wait(step, timeout_s) if plain is None else PlanAnswer(None, plain[1], plain[0])
         plan = answer.plan
         plan_wait_s = time.monotonic() - began
@@ -102,7 +102,7 @@ class StepOpener:
             return self._without_plan(step, (Cause.UNDONE,), reason, plan_wait_s, reorder_s)
         self._accepted_epoch = decision.plan_id.epoch
         self._unplanned.over()
-        self._tell_excess(plan)
+        self._tell_excess(step, phase, plan)
         self._last, self._cells = plan, self._cells_of(plan)
         return StepOutcome(
             step=step,
@@ -116,12 +116,14 @@ class StepOpener:
             expected_gain=plan.expected_gain,
         )
 
-    def _tell_excess(self, plan: StepPlan) -> None:
-        """Say before the step runs that a rank will not have enough memory."""
-        if not plan.excess:
+    def _tell_excess(self, step: int, phase: Phase, plan: StepPlan) -> None:
+        """Say before a step runs that a rank will not have enough memory: once, until an update fits."""
+        if dist.get_rank(self._groups.everyone):
+            return
+        if plan.excess:
+            self._over_budget.note("memory", "step %d is over its memory budget: %s", step, plan.excess)
+        elif phase is Phase.UPDATE:
             self._over_budget.over()
-        elif dist.get_rank(self._groups.everyone) == 0:
-            self._over_budget.note("memory", "step %d is over its memory budget: %s", plan.step, plan.excess)
 
     def close(self, spent: Spent) -> None:
         """End the step, which took `spent` on this rank: forwards outside steps have no replicas."""

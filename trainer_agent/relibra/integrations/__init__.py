@@ -4,7 +4,7 @@
     areal, ms_swift, nemo_rl, roll    turn on the plug-in for a framework
     observe                           counts what any model's routers choose, and changes nothing
     export                            weights that leave under the names of logical experts
-    figures                           a job's figures, for its own run of W&B, MLflow or TensorBoard
+    figures                           a job's figures step by step, for any tracker
 
 A module imports its framework only when the framework calls it, or when nothing but the framework imports the module.
 """

@@ -15,7 +15,7 @@ from relibra.agent.link_rates import LinkRates
 from relibra.errors import Unsupported
 from relibra.planning import Model
 from relibra.plugins import embedded
-from relibra.plugins.activation_memory import activation_memory
+from relibra.plugins.activation_memory import activation_memory, with_budget
 from relibra.plugins.balanced_passes import BalancedPasses
 from relibra.plugins.kept_log import keep_log
 from relibra.plugins.model_sizes import measure_sizes
@@ -90,9 +90,9 @@ def attach_job(
     described = Model(num_layers=layers.num_moe_layers, num_experts=layers.num_experts, top_k=layers.top_k)
     chunks = [chunks] if isinstance(chunks, nn.Module) else chunks
     model = measure_sizes(described, chunks, optimizer)
-    slots, why, free_bytes = settings.slots, "as configured", least_free_bytes()
+    slots, why = settings.slots, "as configured"
     if slots is None:
-        slots, why = slots_that_fit(model.expert_weight_size_bytes, cluster.gpus_per_node, free_bytes)
+        slots, why = slots_that_fit(model.expert_weight_size_bytes, cluster.gpus_per_node, least_free_bytes())
     cluster = replace(cluster, redundant_slots=slots)
     attempt = shared_attempt()
     agent_config = AgentConfig(
@@ -114,8 +114,9 @@ def attach_job(
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     links = LinkRates() if gpu is None else agent.measure_links()
     params, whose = plan_params(settings, model, cluster, config_of(chunks), gpu, links)
-    budget_bytes = round(settings.memory_budget_gib * 2**30) or free_bytes or 0
-    params = replace(params, memory=activation_memory(config_of(chunks), chunks, budget_bytes))
+    if optimizer is not None:  # without one there is no backward, and nothing is kept
+        memory = activation_memory(config_of(chunks), chunks)
+        params = replace(params, memory=with_budget(memory, settings.memory_budget_gib, least_free_bytes()))
     planned = PlannedPasses(
         settings,
         model,

@@ -89,7 +89,10 @@ class BalancedPasses:
         if key is None or key != self._key:
             self.next_index += 1
             runs_plain = self.agent.runs_plain(phase)
-            is_submitted = batch is not None and not runs_plain and self.planned.submit(self._index, batch)
+            is_submitted = batch is not None and not runs_plain
+            if batch is not None and is_submitted:
+                is_forward_only = phase is Phase.RECOMPUTE and key is None
+                is_submitted = self.planned.submit(self._index, batch, is_forward_only=is_forward_only)
             self._key = key if is_submitted or runs_plain else None
             if not is_submitted:
                 timeout_s = _HISTORY_TIMEOUT_S if self.planned.has_planner() else 0.0

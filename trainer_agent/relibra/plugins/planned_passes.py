@@ -85,13 +85,14 @@ class PlannedPasses:
         self._ask()
         self._share()
 
-    def submit(self, pass_index: int, batch: Callable[[], RankBatch]) -> bool:
+    def submit(self, pass_index: int, batch: Callable[[], RankBatch], *, is_forward_only: bool = False) -> bool:
         """Collective over all ranks: report the batch of a pass and submit it; return whether the planner took it.
 
         Args:
             pass_index: the number of the pass, which is its step at the planner.
             batch: makes the batch of this data-parallel rank. Only reporting ranks call it. If it raises, the pass is
                 not submitted.
+            is_forward_only: whether no backward follows.
         """
         if not self.has_planner():
             return False
@@ -102,7 +103,11 @@ class PlannedPasses:
         schedules = [told.schedule for told in everyone if told.schedule is not None]
         if len(schedules) < sum(told.is_reporting for told in everyone):
             return False
-        return self._submit(pass_index, lambda: submit_step(self._planner, self.settings.job, pass_index, schedules))
+
+        def submit() -> None:
+            submit_step(self._planner, self.settings.job, pass_index, schedules, is_forward_only=is_forward_only)
+
+        return self._submit(pass_index, submit)
 
     def has_planner(self) -> bool:
         """Collective over all ranks: return whether the job is registered, and register it again when that is due."""

@@ -1,6 +1,7 @@
 """`RolloutStream`: rollout processes report each sample where it finishes, while others are still generated.
 
-Nothing here stops or delays a rollout: what cannot be reported is reported by training ranks later.
+Nothing here stops a rollout, and while the planner is away it delays one by seconds once a minute at most: what cannot
+be reported is reported by training ranks later.
 """
 
 import functools
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 _LOOK_S = 5.0
 """How long a process reports for the job that it knows before it looks for another one."""
 _TIMEOUT_S = 10.0
+_FLUSH_AGAIN_S = 60.0
+"""How long nothing waits for the planner after a wait in vain."""
 _ARRIVAL_S, _ASK_AGAIN_S = 2.0, 0.1
 """How long the last samples may be on their way to the planner from other processes, and how often it is asked."""
 
@@ -44,7 +47,7 @@ class RolloutStream:
         keep_log()
         self._find, self._otherwise = find, otherwise
         self._job: RolloutJob | None = None
-        self._looked_s = float("-inf")
+        self._looked_s, self._flush_from_s = float("-inf"), 0.0
         self._reporter: RolloutReporter | None = None
         self._planner: PlannerClient | None = None
         self._failed = Trouble("relibra: samples are reported from the rollout again, after %d that were not")
@@ -72,10 +75,17 @@ class RolloutStream:
         self._try(lambda: self._submit(all_tokens), message)
 
     def flush(self) -> None:
-        """Wait until the planner has what was reported, for some seconds at most."""
+        """Wait some seconds until the planner has what was reported; after a wait in vain, not for a minute."""
         reporter = self._reporter
-        if reporter is not None:
-            self._try(lambda: reporter.flush(_TIMEOUT_S), "training ranks report samples that the planner lacks: %s")
+        if reporter is None or time.monotonic() < self._flush_from_s:
+            return
+
+        def flush() -> None:
+            self._flush_from_s = time.monotonic() + _FLUSH_AGAIN_S
+            reporter.flush(_TIMEOUT_S)
+            self._flush_from_s = 0.0
+
+        self._try(flush, "training ranks report samples that the planner lacks: %s")
 
     def close(self) -> None:
         """End the calls to the planner."""

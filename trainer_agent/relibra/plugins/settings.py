@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from math import isfinite
 from typing import Any, Self
 
 from relibra.errors import InvalidInput
@@ -67,8 +68,9 @@ class PluginSettings:
     it."""
     host_copy: bool = False
     """Whether each node keeps a second copy of its experts in host memory: `AgentConfig.host_copy`."""
-    memory_budget_gib: float = 0.0
-    """The most memory that activations of experts may take on a GPU. 0: what was free at the beginning."""
+    memory_budget_gib: float | None = None
+    """The most memory that activations of experts may take on a GPU; 0 for no budget. None: what is free at the
+    beginning."""
     guard: bool = True
     """Whether steps run plain while planned ones are measured not to be faster."""
     mode: Mode = Mode.BALANCE
@@ -124,7 +126,9 @@ class PluginSettings:
             pack=pack,
             host_copy=_flag("host_copy", values.get("host_copy") or "false"),
             **{name: values[name] for name in _CHOICES if values.get(name)},
-            memory_budget_gib=_number("memory_budget_gib", values.get("memory_budget_gib") or 0.0),
+            memory_budget_gib=(
+                _number("memory_budget_gib", values["memory_budget_gib"]) if values.get("memory_budget_gib") else None
+            ),
             guard=_flag("guard", values.get("guard", True)),
             mode=mode,
         )
@@ -173,6 +177,6 @@ def _number(name: str, value: str | float) -> float:
         number = float(value)
     except ValueError as error:
         raise InvalidInput.of(f"relibra.{name}", expected="a number", got=value) from error
-    if number < 0 or (name == "slots" and number != int(number)):
+    if not (isfinite(number) and number >= 0) or (name == "slots" and number != int(number)):
         raise InvalidInput.of(f"relibra.{name}", expected="a number of at least 0", got=value)
     return number

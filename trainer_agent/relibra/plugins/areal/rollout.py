@@ -4,6 +4,7 @@ The client runs in rollout workers, which find the job in their environment: `ba
 """
 
 import functools
+import logging
 import os
 from collections.abc import Callable
 from typing import Any
@@ -19,14 +20,22 @@ from relibra.routing import ModelLayers, SequenceRouting
 from relibra.routing.model_config import layers_of_config
 from relibra.wire.launch import ATTEMPT_VARIABLE
 
+log = logging.getLogger(__name__)
+
 
 class ReportingSGLangEngine(sglang_remote.RemoteSGLangEngine):  # type: ignore[misc]
     """AReaL's client; its own methods run unchanged."""
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        try:
+            job = _job()  # here, and not in the event loop of the rollout
+        except Exception:
+            log.exception("relibra: responses of this rollout are not reported, so passes are planned from history")
+            job = None
         self.stream = RolloutStream(
-            _job, otherwise="the passes over a response that the rollout did not report are planned from history: %s"
+            lambda: job,
+            otherwise="the passes over a response that the rollout did not report are planned from history: %s",
         )
         # Workflows get this inner client.
         self._engine.agenerate = self._reporting(self._engine.agenerate)
@@ -46,7 +55,6 @@ def _read(response: Any, layers: ModelLayers, *, num_tokens: int) -> SequenceRou
     return response_routing(response, layers)
 
 
-@functools.cache
 def _job() -> RolloutJob:
     """Return the job of this environment."""
     from transformers import AutoConfig

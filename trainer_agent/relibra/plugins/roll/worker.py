@@ -79,8 +79,8 @@ class ReferenceWorker(_Balancing, base_worker.ActorWorker):  # type: ignore[misc
 class InferWorker(base_worker.InferWorker):  # type: ignore[misc]
     """The worker of `actor_infer` in both pipelines."""
 
-    async def generate_request(self, payload: dict[str, Any]) -> Any:
+    async def generate_request(self, payload: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Generate as ROLL does, and report the responses."""
-        response = await super().generate_request(payload)
+        response = await super().generate_request(payload, *args, **kwargs)
         report_responses(payload, response)
         return response
