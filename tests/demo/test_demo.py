@@ -14,6 +14,7 @@ import pytest
 from harness.services import eventually, is_alive
 
 
+@pytest.mark.long
 @pytest.mark.integration
 @pytest.mark.distributed
 def test_S5_demo_is_neutral_and_as_balanced_as_planned(tmp_path: Path) -> None:

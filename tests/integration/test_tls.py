@@ -41,6 +41,7 @@ def start_planner(redis: TlsRedis, folder: Path) -> tuple[Service, Authority]:
     return planner, authority
 
 
+@pytest.mark.long
 def test_S6_a_step_is_planned_with_tls_on_every_way(
     tls_redis: TlsRedis, run: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,7 @@ class Recorded:
         self._is_taken, self.is_reporting, self.homes_stay = is_taken, True, False
         self.settings, self.layers = PluginSettings(planner="planner:7420", job="job"), dict[int, Any]()
 
-    def submit(self, pass_index: int, batch: Callable[[], Any]) -> bool:
+    def submit(self, pass_index: int, batch: Callable[[], Any], *, is_forward_only: bool = False) -> bool:
         self.calls.append(("submit", pass_index, len(batch().micro_batches)))
         return self._is_taken
 
