@@ -120,7 +120,7 @@ class StepOpener:
         """Say before a step runs that a rank will not have enough memory: once, until an update fits."""
         if dist.get_rank(self._groups.everyone):
             return
-        if plan.excess:
+        if plan.excess and (phase is Phase.UPDATE or plan.level is not Level.HISTORY):
             self._over_budget.note("memory", "step %d is over its memory budget: %s", step, plan.excess)
         elif phase is Phase.UPDATE:
             self._over_budget.over()
