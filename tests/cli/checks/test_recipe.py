@@ -141,3 +141,19 @@ def test_what_replay_would_be_refused_for_is_said_with_the_advice_to_replay(tmp_
     recipe.write_text(f"{_VERL.format('False')} +{transformer}.moe_router_fusion=False")
     (advice,) = (each.fix for each in examine(recipe, None, []) if each.fix and "router_replay.mode=R3" in each.fix)
     assert "moe_router_fusion" not in advice
+
+
+def test_a_fix_is_what_a_recipe_of_the_framework_writes(tmp_path):
+    recipe = tmp_path / "recipe.sh"
+    transformer = "+actor_rollout_ref.actor.megatron.override_transformer_config."
+    optimizer = "+actor_rollout_ref.actor.optim.override_optimizer_config."
+    recipe.write_text(
+        "python3 -m verl.trainer.main_ppo model_engine=megatron actor_rollout_ref.model.path=Qwen/Qwen3-30B-A3B "
+        f"{transformer}cpu_offloading=True {transformer}fp8=e4m3 {transformer}fp8_recipe=delayed "
+        "actor_rollout_ref.actor.megatron.use_megatron_fsdp=True"
+    )
+    fixes = " ".join(each.fix for each in examine(recipe, None, [])[1:] if each.verdict is CheckResult.FAILED)
+    assert f"use {transformer}cpu_offloading=False and" in fixes
+    assert f"use {transformer}fp8_recipe='blockwise'" in fixes
+    assert not re.search(r"(?<![.\w])(cpu_offloading|fp8_recipe)=", fixes)
+    assert optimizer not in fixes

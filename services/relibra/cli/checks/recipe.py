@@ -1,6 +1,7 @@
 """Checks whether the agent would run with the settings of a recipe."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,12 @@ def judge_recipe(recipe: Recipe) -> list[Finding]:
     # Say now what the agent refuses only with replay, and not after somebody changed the recipe.
     refused = {refusal.reason for refusal in judgement.refusals}
     replaying = judge(values | {REPLAY: True}, **judged_as).refusals
-    needs = [refusal.alternative for refusal in replaying if refusal.reason not in refused]
     data = framework_data(recipe.framework)
+    needs = [
+        _in_own_words(refusal.alternative, data.get("written", {}))
+        for refusal in replaying
+        if refusal.reason not in refused
+    ]
 
     def said(refusal: Refusal, text: str) -> str:
         setting = recipe.settings.get(refusal.setting)
@@ -53,13 +58,15 @@ def judge_recipe(recipe: Recipe) -> list[Finding]:
             origin = f"{recipe.framework} at {data['commit']} pins it"
         return f"{text} ({origin})"
 
+    written = data.get("written", {})
     findings = [
-        failed("recipe", said(refusal, refusal.reason), refusal.fix, refusal.cost) for refusal in judgement.refusals
+        failed("recipe", said(refusal, refusal.reason), _in_own_words(refusal.fix, written), refusal.cost)
+        for refusal in judgement.refusals
     ]
     for doubt in judgement.warnings:
         lines = data.get("replay", ()) if doubt.setting == REPLAY else ()
         also = f", and use {' and '.join(needs)}" if needs else ""
-        fix = f"add {' and '.join(lines)}{also}, or leave it" if lines else doubt.fix
+        fix = f"add {' and '.join(lines)}{also}, or leave it" if lines else _in_own_words(doubt.fix, written)
         findings.append(warning("recipe", said(doubt, doubt.what), fix, doubt.cost))
     if "megatron" in data:
         reason = f"{recipe.framework} runs on {data['megatron']}, which was not tested"
@@ -80,6 +87,22 @@ def judge_recipe(recipe: Recipe) -> list[Finding]:
     ]
     verdict = _verdict(recipe, findings, num_refused=len(judgement.refusals))
     return [verdict, *_plug_in(recipe, data.get("plug_in", ())), *findings, *runs]
+
+
+def _in_own_words(fix: str, written: Mapping[str, str]) -> str:
+    """Return a fix with each setting of Megatron, `NAME=VALUE`, where a recipe of the framework sets it.
+
+    Args:
+        fix: the fix in Megatron's names.
+        written: what stands before the name, by the configuration of Megatron or by the name; empty for Megatron's own.
+    """
+    parts = {setting.name: setting.part for setting in SETTINGS}
+
+    def place(match: re.Match[str]) -> str:
+        name = match[1]
+        return written.get(name, written.get(parts[name], "") if name in parts else "") + match[0]
+
+    return re.sub(r"(?<![\w.])(\w+)=", place, fix)
 
 
 def _plug_in(recipe: Recipe, lines: Sequence[str]) -> list[Finding]:
