@@ -20,9 +20,21 @@ def install() -> None:
     install_platform()
     _router_replay()
     _offload()
+    _padding()
     from harness import mbridge_on_cpu
 
     mbridge_on_cpu.install()
+
+
+def _padding() -> None:
+    """Have verl before 0.9.1 pad as on machines without flash-attn, where it takes transformers' functions."""
+    from verl.utils import attention_utils
+
+    if not hasattr(attention_utils, "_fallback_unpad_input"):
+        from verl.utils import npu_flash_attn_utils as own
+
+        functions = own.index_first_axis, own.pad_input, own.rearrange, own.unpad_input
+        attention_utils._get_attention_functions = lambda: functions
 
 
 def install_in_worker() -> None:
