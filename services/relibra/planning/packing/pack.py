@@ -178,7 +178,7 @@ class _Search:
         """Fit sequences to a placement, which stays. Every turn tries other changes."""
         home_LE = start.packing.home_LE
         schedule = self._fitted(start.packing.schedule, self.judge.load_SLP(home_LE), self.price, turn)
-        # Of equal costs, where dispatch is free, the later schedule has fewer copies between nodes.
+        # If costs are equal and dispatch is free, the later schedule has fewer copies between nodes.
         return min((self.judge.judge(schedule, home_LE), start), key=_cost_of)
 
     def fit_in_turns(self, start: Judged, max_turns: int) -> Judged:
