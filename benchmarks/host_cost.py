@@ -4,18 +4,19 @@
 
 One process plays one rank of a node of eight. A cell is a forward and a backward of one layer with tiny tensors: the
 agent's own code runs, and everything around it is replaced by as little as possible. Experts are one autograd function,
-transfers go nowhere, and relibra's kernels get their tables filled and are not launched. So what is left of the time
-is the host's, with neither computation nor transfers, and without the driver's few microseconds per launch. The time is
-that of the processor, and the tenth percentile of all turns, because other work on the machine only adds to it.
+transfers go nowhere, and the CUDA driver is one that counts calls and returns (`driver_stub`). So what is left of the
+time is the host's, with neither computation nor transfers, and without the driver's few microseconds per call. The time
+is that of the processor, and the tenth percentile of all turns, because other work on the machine only adds to it.
 
 - *Plain* is the same layer without the agent, and its time is subtracted.
 - *Operations* are those that torch's dispatcher counts: on a GPU, most of them are launches. *Kernels* are relibra's.
+  *Other calls* of the driver queue copies, words and events.
 - A replicated cell has 14 replicas of two experts in this node. One replica is on this rank, and seven are of an expert
   whose home this rank is. Gradients return.
 - *First time*: the cell has not run before in this step, so what follows from the plan alone is found on the way. The
   other cells ran before, as in an earlier phase of the step or in the forward before a recomputation.
 - *Counts ahead*: a replay tells the routing, so that counts are gathered once for all cells.
-- *Symmetric memory*: that transport queues its copies and signals on a device that does nothing.
+- *Symmetric memory*: that transport queues its copies and signals.
 
 How fast a core is, a small operation says (`torch.empty(1).add_(1)`), whose time the title of the table has.
 
@@ -27,7 +28,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -36,7 +37,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.host_stand_ins import NUM_RANKS, NoDevice, NoKernels, Nowhere, TinyExperts
+from benchmarks.driver_stub import StubDriver
+from benchmarks.host_stand_ins import NUM_RANKS, Nowhere, StubMemory, TinyExperts
 from benchmarks.results import show, write
 from relibra.agent.cells.arrivals import NUM_PARTS, Arrivals
 from relibra.agent.cells.cells import StepCells
@@ -54,6 +56,7 @@ from relibra.agent.transport import ExpertTransport, SymmetricTransport, transfe
 from relibra.agent.transport.symmetric_memory import SymmetricMemory
 from relibra.agent.transport.timed import TimedTransport
 from relibra.kernels import ops
+from relibra.kernels.driver import Device
 from relibra.planning import Cluster, Model, PlanId, Replicas, StepPlan
 from relibra.planning.plan import Level
 
@@ -224,12 +227,24 @@ def measured_us(cases: Mapping[str, Layers], num_turns: int, *, is_first_time: b
     return {name: float(np.percentile(each, 10)) for name, each in times_us.items()}
 
 
-def counts(layers: Layers, kernels: NoKernels) -> tuple[float, float]:
-    """Run all layers; return the operations of torch and the launches of `kernels` per cell."""
-    before = kernels.num_launches
+class Counts(NamedTuple):
+    """What a cell queues."""
+
+    operations: float
+    """Of torch."""
+    kernels: float
+    """Of relibra."""
+    other_calls: float
+    """Of the driver: copies, words and events."""
+
+
+def counts(layers: Layers, driver: StubDriver) -> Counts:
+    """Run all layers; return what they queue per cell."""
+    num_launches, num_calls = driver.num_launches(), driver.num_calls()
     with Operations() as operations:
         layers.run()
-    return operations.num / MODEL.num_layers, (kernels.num_launches - before) / MODEL.num_layers
+    num_launches, num_calls = driver.num_launches() - num_launches, driver.num_calls() - num_calls
+    return Counts(*(num / MODEL.num_layers for num in (operations.num, num_launches, num_calls - num_launches)))
 
 
 def small_operation_us() -> float:
@@ -244,15 +259,16 @@ def small_operation_us() -> float:
 
 
 @contextmanager
-def without_launches() -> Iterator[NoKernels]:
-    """Let the operators of relibra prepare launches in the body, and launch nothing."""
-    kernels = NoKernels()
+def stub_driver() -> Iterator[StubDriver]:
+    """Let the operators of relibra launch their kernels in the body with a driver that does nothing."""
+    stub = StubDriver()
+    with stub.loaded() as device:
 
-    def on_a_device(*_: object) -> NoKernels:
-        return kernels
+        def on_a_device(*_: object) -> Device:
+            return device
 
-    with mock.patch.object(ops, "_kernels", on_a_device):
-        yield kernels
+        with mock.patch.object(ops, "_kernels", on_a_device):
+            yield stub
 
 
 def main() -> None:
@@ -261,24 +277,25 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=2000)
     num_turns = parser.parse_args().cells // MODEL.num_layers
     torch.set_num_threads(1)
-    with without_launches() as kernels:
+    with stub_driver() as driver:
         cases = {
             "plain": Layers(None),
             "no replicas": Layers([]),
             "replicas": Layers(REPLICAS),
             "replicas, counts ahead": Layers(REPLICAS, is_ahead=True),
-            "replicas, symmetric memory": Layers(REPLICAS, device=NoDevice()),
+            "replicas, symmetric memory": Layers(REPLICAS, device=StubMemory(driver)),
         }
         first_times = {"replicas, first time": Layers(REPLICAS)}
         times_us = measured_us(cases, num_turns) | measured_us(first_times, num_turns, is_first_time=True)
-        counted = {name: counts(layers, kernels) for name, layers in (cases | first_times).items()}
-    plain_us, (num_plain, _) = times_us.pop("plain"), counted["plain"]
+        counted = {name: counts(layers, driver) for name, layers in (cases | first_times).items()}
+    plain_us, num_plain = times_us.pop("plain"), counted["plain"].operations
     rows = [
         {
             "cell": name,
             "host_us": round(time_us - plain_us, 1),
-            "operations": counted[name][0] - num_plain,
-            "kernels": counted[name][1],
+            "operations": counted[name].operations - num_plain,
+            "kernels": counted[name].kernels,
+            "other calls": counted[name].other_calls,
         }
         for name, time_us in times_us.items()
     ]

@@ -7,7 +7,7 @@ Out:  physical routing, packed buffers, main gradients.
     reference   every operation but `token_split` in pure torch: the CPU path, and the oracle for the kernels
     cuda        every operation as launches (`launch`) of the kernels in `csrc`
     driver      runs launches on a device; `nvrtc` compiles the kernels from `sources`
-    stream_wait lets a stream wait for a value in memory
+    stream_work lets streams copy, and wait for each other, without kernels
 """
 
 from relibra.kernels.ops import (
