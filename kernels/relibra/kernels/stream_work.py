@@ -6,11 +6,9 @@ The driver takes any number of words in one call, and from CUDA 12.8 on any numb
 import ctypes
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from relibra.kernels.context import Context, context, library
 
@@ -42,15 +40,8 @@ Work = Wait | Write | Copy
 
 _WAIT_64, _WRITE_64 = 4, 5
 """CU_STREAM_MEM_OP_WAIT_VALUE_64, for CU_STREAM_WAIT_VALUE_GEQ, and CU_STREAM_MEM_OP_WRITE_VALUE_64."""
-_OPERATION = np.dtype(
-    {
-        "names": ["kind", "address", "value"],
-        "formats": [np.uint32, np.uint64, np.uint64],
-        "offsets": [0, 8, 16],
-        "itemsize": 48,
-    }
-)
-"""CUstreamBatchMemOpParams, whose flags are 0."""
+_KIND, _ADDRESS, _VALUE, _SIZE = 0, 1, 2, 6
+"""CUstreamBatchMemOpParams in 64 bits each. The flags are 0."""
 _IN_STREAM_ORDER = 1
 """CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, the first field of CUmemcpyAttributes; the others are 0."""
 _NO_TIMING, _NOT_READY = 2, 600
@@ -76,11 +67,11 @@ class Submission:
     def __init__(self, of: Context, work: Sequence[Work]) -> None:
         self._context = of
         words = [each for each in work if not isinstance(each, Copy)]
-        self._table = np.zeros(len(words), dtype=_OPERATION)
-        self._table["kind"] = [_WAIT_64 if isinstance(each, Wait) else _WRITE_64 for each in words]
-        self._table["address"] = [each.address for each in words]
-        self._offsets = np.array([each.value for each in words], dtype=np.uint64)
-        self._values = self._table["value"]
+        self._table = (ctypes.c_uint64 * (_SIZE * len(words)))()
+        for i, each in enumerate(words):
+            self._table[_SIZE * i + _KIND] = _WAIT_64 if isinstance(each, Wait) else _WRITE_64
+            self._table[_SIZE * i + _ADDRESS] = each.address
+        self._values = [(_SIZE * i + _VALUE, each.value) for i, each in enumerate(words)]
         self._calls, begin = list[_Call](), 0
         for are_copies, group in groupby(work, key=lambda each: isinstance(each, Copy)):
             some = list(group)
@@ -100,7 +91,9 @@ class Submission:
         Raises:
             RelibraError: the driver refused.
         """
-        np.add(self._offsets, base, out=self._values)
+        table = self._table
+        for place, value in self._values:
+            table[place] = value + base
 
         def run() -> None:
             handle = ctypes.c_void_p(stream)
@@ -111,30 +104,25 @@ class Submission:
         self._context.within(run)
 
     def _words(self, begin: int, num: int) -> _Call:
-        batch, address = self._context.lib.cuStreamBatchMemOp_v2, _pointer(self._table[begin:])
-        return "cuStreamBatchMemOp", lambda stream: batch(stream, num, address, 0)
+        batch, table = self._context.lib.cuStreamBatchMemOp_v2, self._table
+        first = ctypes.byref(table, ctypes.sizeof(ctypes.c_uint64) * _SIZE * begin)
+        return "cuStreamBatchMemOp", lambda stream: batch(stream, num, first, 0)
 
 
 def _copies(lib: ctypes.CDLL, copies: Sequence[Copy]) -> list[_Call]:
     """Return the calls that queue some copies: one, where the driver has batches and there are several."""
     if len(copies) == 1 or not hasattr(lib, "cuMemcpyBatchAsync"):
         return [_copy(lib, copy) for copy in copies]
-    batch, table = lib.cuMemcpyBatchAsync, np.array(copies, dtype=np.uint64).T.copy()
-    attributes, zeros = np.zeros(6, dtype=np.uint32), np.zeros(2, dtype=np.uint64)
-    attributes[0] = _IN_STREAM_ORDER
-    one, of_all, first, failed = ctypes.c_size_t(1), _pointer(attributes), _pointer(zeros), _pointer(zeros[1:])
-    arrays, num = tuple(map(_pointer, table)), ctypes.c_size_t(len(copies))
-    return [("cuMemcpyBatchAsync", lambda stream: batch(*arrays, num, of_all, first, one, failed, stream))]
+    num, one, batch = len(copies), ctypes.c_size_t(1), lib.cuMemcpyBatchAsync
+    into, source, size_bytes = ((ctypes.c_uint64 * num)(*column) for column in zip(*copies, strict=True))
+    attributes, first, failed = (ctypes.c_uint32 * 6)(_IN_STREAM_ORDER), ctypes.c_size_t(), ctypes.c_size_t()
+    more = ctypes.c_size_t(num), ctypes.byref(attributes), ctypes.byref(first), one, ctypes.byref(failed)
+    return [("cuMemcpyBatchAsync", lambda stream: batch(into, source, size_bytes, *more, stream))]
 
 
 def _copy(lib: ctypes.CDLL, copy: Copy) -> _Call:
     arguments = ctypes.c_void_p(copy.into), ctypes.c_void_p(copy.source), ctypes.c_size_t(copy.size_bytes)
     return "cuMemcpyAsync", lambda stream: lib.cuMemcpyAsync(*arguments, stream)
-
-
-def _pointer(array: NDArray[Any]) -> ctypes.c_void_p:
-    """Return the address of an array, which keeps the array alive."""
-    return array.ctypes.data_as(ctypes.c_void_p)
 
 
 class Events:
