@@ -34,6 +34,7 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -162,7 +163,7 @@ class Layers:
                 cells=lambda: self._micro_batch.cells,
                 has_routing=lambda: False,
                 logical_experts=lambda _: range(NUM_HOME),
-                check_weights=lambda _: None,
+                check_weights=lambda *_: None,
                 note_forward=lambda: None,
             )
             for layer, each in enumerate(self._experts)
@@ -187,13 +188,19 @@ class Layers:
         transfer_schedule.cache_clear()
 
     def run(self) -> None:
-        """Run all layers forward, and then backward."""
+        """Run all passes of a step: without a backward, forward, and backward."""
+        with torch.no_grad():
+            self.forward()
+        self.forward().backward()
+
+    def forward(self) -> Tensor:
+        """Run all layers forward; return what to go backward from."""
         self._tokens.grad = self._probs_TE.grad = None
         with running(self._micro_batch) if self._executions else nullcontext():
             hidden = self._tokens
             for layer in range(MODEL.num_layers):
                 hidden = self._layer(layer, hidden)
-        hidden.sum().backward()
+        return hidden.sum()
 
     def _layer(self, layer: int, hidden: Tensor) -> Tensor:
         execution = self._executions[layer] if self._executions else None
@@ -207,6 +214,8 @@ class Layers:
         return computed
 
 
+PASSES = "recompute", "forward", "backward"
+"""Those of a step: one without a backward first, then one with it."""
 MAP_TE = torch.ones(NUM_TOKENS, MODEL.num_experts, dtype=torch.bool)
 
 
@@ -214,21 +223,29 @@ def _no_topk(scores: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return scores, scores
 
 
-def measured_us(cases: Mapping[str, Layers], num_turns: int, *, is_first_time: bool = False) -> dict[str, float]:
-    """Run all cases in turn; return the tenth percentile of the time of a cell of each."""
-    times_us: dict[str, list[float]] = {name: [] for name in cases}
+def measured_us(
+    cases: Mapping[str, Layers], num_turns: int, *, is_first_time: bool = False
+) -> dict[str, NDArray[np.float64]]:
+    """Run all cases in turn; return the tenth percentiles of the times of each pass over a cell."""
+    times_us: dict[str, list[NDArray[np.float64]]] = {name: [] for name in cases}
     for turn in range(num_turns):
         for name, layers in cases.items():
             if is_first_time:
                 layers.begin_step()
-            began_s = time.thread_time()
-            layers.run()
-            times_us[name] += [(time.thread_time() - began_s) / MODEL.num_layers * 1e6] * (turn > 10)
-    return {name: float(np.percentile(each, 10)) for name, each in times_us.items()}
+            marks_s = [time.thread_time()]
+            with torch.no_grad():
+                layers.forward()
+            marks_s.append(time.thread_time())
+            outputs = layers.forward()
+            marks_s.append(time.thread_time())
+            outputs.backward()
+            marks_s.append(time.thread_time())
+            times_us[name] += [np.diff(marks_s) / MODEL.num_layers * 1e6] * (turn > 10)
+    return {name: np.percentile(each, 10, axis=0) for name, each in times_us.items()}
 
 
 class Counts(NamedTuple):
-    """What a cell queues."""
+    """What all passes over a cell queue."""
 
     operations: float
     """Of torch."""
@@ -292,7 +309,7 @@ def main() -> None:
     rows = [
         {
             "cell": name,
-            "host_us": round(time_us - plain_us, 1),
+            **{f"{kind} us": round(float(us), 1) for kind, us in zip(PASSES, time_us - plain_us, strict=True)},
             "operations": counted[name].operations - num_plain,
             "kernels": counted[name].kernels,
             "other calls": counted[name].other_calls,
@@ -300,7 +317,7 @@ def main() -> None:
         for name, time_us in times_us.items()
     ]
     operation_us = round(small_operation_us(), 2)
-    title = "per layer and micro-batch, forward and backward, beyond the plain layer"
+    title = "per layer and micro-batch, beyond the plain layer"
     show(f"{title}; a small operation takes {operation_us} us", rows)
     write("host_cost", rows, cells=num_turns * MODEL.num_layers, small_operation_us=operation_us)
 
