@@ -302,7 +302,7 @@ def main() -> None:
             "replicas, counts ahead": Layers(REPLICAS, is_ahead=True),
             "replicas, symmetric memory": Layers(REPLICAS, device=StubMemory(driver)),
         }
-        first_times = {"replicas, first time": Layers(REPLICAS)}
+        first_times = {"replicas, symmetric memory, first time": Layers(REPLICAS, device=StubMemory(driver))}
         times_us = measured_us(cases, num_turns) | measured_us(first_times, num_turns, is_first_time=True)
         counted = {name: counts(layers, driver) for name, layers in (cases | first_times).items()}
     plain_us, num_plain = times_us.pop("plain"), counted["plain"].operations
