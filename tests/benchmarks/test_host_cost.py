@@ -5,14 +5,15 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.driver_stub import StubDriver
-from benchmarks.host_cost import REPLICAS, Counts, Layers, counts, stub_driver
+from benchmarks.host_cost import REPLICAS, Counts, Layers, counts, launching_with
 from benchmarks.host_stand_ins import StubMemory
+from harness.counting_driver import counting_driver
 
 
 @pytest.fixture
 def driver() -> Iterator[StubDriver]:
-    with stub_driver() as driver:
-        yield driver
+    with launching_with(counting_driver()):
+        yield counting_driver()
 
 
 def beyond(layers: Layers, driver: StubDriver) -> Counts:
@@ -38,9 +39,9 @@ def test_a_replicated_cell_costs_ten_launches_and_three_operations(driver: StubD
 def test_symmetric_memory_takes_few_calls_of_the_driver_for_each_transfer(driver: StubDriver) -> None:
     """Three of four cells fetch three times, the last one twice, because its weights stay; all return once.
 
-    In a fetch of the busiest rank, one call opens, and two wait. Three parcels leave, of which the first one waits until
-    its memory is open: each has a call that copies, and one that says so and waits for the next. A return of one parcel
-    has six calls.
+    In a fetch of the busiest rank, one call opens, and two wait. Three parcels leave, the first one after a call that
+    waits until its memory is open: each has a call that copies, and one that says so and waits for the next. A return
+    of one parcel has six calls.
     """
     fetch, return_ = 1 + 1 + 3 * 2 + 2, 1 + 1 + 2 + 2
     found = beyond(Layers(REPLICAS, device=StubMemory(driver)), driver)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks.driver_stub import StubDriver
+from harness.counting_driver import counting_driver
 from relibra.errors import RelibraError
 from relibra.kernels import stream_work
 from relibra.kernels.stream_work import Call, Copy, Events, Wait, Work, Write, copies_call, submit, words_call
@@ -27,7 +28,7 @@ WORK: list[Work] = [
 
 @pytest.fixture
 def driver() -> Iterator[StubDriver]:
-    driver = StubDriver()
+    driver = counting_driver()
     driver.take_work()
     return driver
 
