@@ -100,6 +100,14 @@ def rollout(training: BalancedTraining, num_micro_batches: list[int]) -> list[st
     return ran
 
 
+@pytest.mark.parametrize("homes_stay", [False, True])
+def test_S5_optimizer_state_is_stored_by_expert_where_experts_may_move(tmp_path: Path, homes_stay: bool) -> None:
+    recorded = Recorded()
+    recorded.homes_stay = homes_stay
+    training = attached(tmp_path, recorded, dist_ckpt_optim_fully_reshardable=False)
+    assert training._args.dist_ckpt_optim_fully_reshardable is not homes_stay
+
+
 def test_both_passes_of_a_rollout_with_one_training_step_are_phases_of_one_step(tmp_path: Path) -> None:
     recorded = Recorded()
     training = attached(tmp_path, recorded)
