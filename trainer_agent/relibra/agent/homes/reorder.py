@@ -20,7 +20,7 @@ from relibra.agent.homes.expert_tensors import ExpertTensors
 from relibra.agent.homes.waves import Wave, inverse
 from relibra.agent.placement import Move
 from relibra.agent.plans.agreement import together
-from relibra.agent.transport import ExpertTransport, Parcel, peers_by_round
+from relibra.agent.transport import ExpertTransport, Receive, Send, peers_by_round
 from relibra.errors import RelibraError
 from relibra.kernels import expert_checksum, expert_pack, expert_unpack, packed_size_bytes
 
@@ -145,12 +145,11 @@ class Transfer:
         rank = self._transport.rank
         if rank in self._receives:
             self._receives[rank].buffer.copy_(self._sends[rank].buffer)
-        sends, receives = (
-            [Parcel(peer, message.buffer) for peer, message in messages.items() if peer != rank]
-            for messages in (self._sends, self._receives)
-        )
-        self._transport.start(sends, receives).wait()
-        self.sent_bytes = sum(parcel.tensor.nbytes for parcel in sends)
+        sent = {peer: message.buffer for peer, message in self._sends.items() if peer != rank}
+        receives = [Receive(peer, [message.buffer]) for peer, message in self._receives.items() if peer != rank]
+        transfers = self._transport.prepare([Send(peer) for peer in sent], receives)
+        transfers.start([[buffer] for buffer in sent.values()]).wait()
+        self.sent_bytes = sum(buffer.nbytes for buffer in sent.values())
         self._verify()
 
     def _verify(self) -> None:
