@@ -123,6 +123,7 @@ def reorder_s(home_LE: NDArray[np.int32], previous_LE: NDArray[np.int32], traini
         expert_bytes=training.model.model().expert_state_size_bytes,
         inside_bytes_per_us=training.constants.state_inside_bytes_per_us,
         across_bytes_per_us=training.constants.state_across_bytes_per_us,
+        wave_us=training.constants.wave_us,
     )
     return carriage.us(home_LE, previous_LE, training.cluster.gpus_per_node) / 1e6
 

@@ -27,6 +27,7 @@ class Carriage:
     """What a rank sends, and receives, inside its node."""
     across_bytes_per_us: float
     """What a rank sends to other nodes, and receives from them."""
+    wave_us: float = WAVE_US
 
     def spread_us(self, num_moved: float, num_ranks: int) -> float:
         """Return the time of moving experts between nodes if all ranks had equally many, and waves cost nothing."""
@@ -39,7 +40,7 @@ class Carriage:
         previous, home = (np.ascontiguousarray(each_LE, dtype=np.int32) for each_LE in (previous_LE, home_LE))
         busiest_W2 = _busiest_of(previous.tobytes(), home.tobytes(), len(home), gpus_per_node, self.expert_bytes)
         rates = self.inside_bytes_per_us, self.across_bytes_per_us
-        return float((busiest_W2 * self.expert_bytes / rates).max(axis=1).sum()) + WAVE_US * len(busiest_W2)
+        return float((busiest_W2 * self.expert_bytes / rates).max(axis=1).sum()) + self.wave_us * len(busiest_W2)
 
 
 @lru_cache(maxsize=8)  # the simulation asks for the same reorder with other rates

@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning.carriage import Carriage
+from relibra.planning.carriage import WAVE_US, Carriage
 from relibra.planning.cost import CostModel
 from relibra.planning.execution import PhaseSummary
 from relibra.planning.job import Cluster, Model, PlanParams
@@ -161,6 +161,7 @@ def price_moves(
         expert_bytes=model.expert_state_size_bytes,
         inside_bytes_per_us=cost.intra_node_bytes_per_us,
         across_bytes_per_us=cost.inter_node_bytes_per_us,
+        wave_us=WAVE_US if move_bytes_per_us is None else 0.0,  # a measured rate holds it
     )
     tokens_per_move = carriage.spread_us(1, cluster.num_ranks) / cost.saved_us(1)
     if params.cost is None:
