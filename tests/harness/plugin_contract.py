@@ -95,7 +95,7 @@ def noted_outcomes(*, awaits_history: bool = False, job: str | None = None) -> I
     with (
         mock.patch.object(Agent, "begin_step", begin_step),
         mock.patch.object(plan_wait, "most_wait_s", lambda limit_s, *_: limit_s),
-        mock.patch.object(balanced_passes, "_HISTORY_TIMEOUT_S", _HISTORY_S),
+        mock.patch.object(balanced_passes, "_ANSWER_S", _HISTORY_S),
     ):
         yield outcomes
 

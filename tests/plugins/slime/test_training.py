@@ -10,6 +10,7 @@ import pytest
 
 from relibra.agent import Phase, StepOutcome
 from relibra.errors import InvalidInput, Unsupported
+from relibra.planning import Cluster
 from relibra.plugins.balanced_passes import BalancedPasses
 from relibra.plugins.settings import PluginSettings
 from relibra.plugins.slime import training as module
@@ -24,8 +25,9 @@ class Recorded:
         self.calls: list[Any] = []
         self._is_taken, self.is_reporting, self.homes_stay = is_taken, True, False
         self.settings, self.layers = PluginSettings(planner="planner:7420", job="job"), dict[int, Any]()
+        self.cluster = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1)
 
-    def submit(self, pass_index: int, batch: Callable[[], Any], *, is_forward_only: bool = False) -> bool:
+    def submit(self, pass_index: int, batch: Callable[[], Any], **_: Any) -> bool:
         self.calls.append(("submit", pass_index, len(batch().micro_batches)))
         return self._is_taken
 
