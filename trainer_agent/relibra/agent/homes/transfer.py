@@ -105,7 +105,8 @@ class Transfer:
             self._arrived[rank].copy_(self._sent[rank])
         sent = {peer: buffer for peer, buffer in self._sent.items() if peer != rank}
         receives = [Receive(peer, [buffer]) for peer, buffer in self._arrived.items() if peer != rank]
-        self._transport.prepare([Send(peer) for peer in sent], receives).start([[each] for each in sent.values()]).wait()
+        exchange = self._transport.prepare([Send(peer) for peer in sent], receives)
+        exchange.start([[buffer] for buffer in sent.values()]).wait()
 
     def verify(self) -> None:
         """Check the received experts against their checksums.
