@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from relibra.evaluation.assignment import Assignment, at_home
 from relibra.evaluation.baselines.eplb import eplb
+from relibra.evaluation.baselines.moonep import moonep
 from relibra.evaluation.baselines.ultraep import ultraep
 from relibra.evaluation.renaming import rename
 from relibra.evaluation.workload import Workload
@@ -156,6 +157,17 @@ def _eplb_history(situation: Situation) -> Decision:
     )
 
 
+def _eplb_async(situation: Situation) -> Decision:
+    """Decide as EPLB does in vLLM and SGLang: every layer has slots of its own, and moves hide in the background.
+
+    vLLM places anew every 3000 steps, with `use_async` (`config/parallel.py`, `EPLBConfig`), and SGLang every 1000, or
+    only if balance is bad (`--eplb-rebalance-num-iterations`, `--eplb-min-rebalancing-utilization-threshold`). Here it
+    does so in every step, and a move costs nothing: no interval and no threshold does better.
+    """
+    decided = _eplb_history(situation)
+    return replace(decided, assignment=replace(decided.assignment, copies_stay=True))
+
+
 def _plan(situation: Situation, level: Level) -> Decision:
     cluster = situation.cluster
     previous_LE = situation.previous_home_LE
@@ -241,8 +253,10 @@ def _copies(
 POLICIES: dict[str, Policy] = {
     "plain": _staying(_plain),
     "eplb-history": _eplb_history,
+    "eplb-async": _eplb_async,
     "eplb-oracle": _eplb_oracle,
     "ultraep": _staying(ultraep),
+    "moonep": _staying(moonep),
     "reorder-only": with_slots(_relibra, 0),  # planning balances ranks then, instead of nodes
     "replicate-only": _replicate_only,
     "relibra": _relibra,
@@ -251,6 +265,8 @@ POLICIES: dict[str, Policy] = {
 """The policies by name, in the order of tables: plain, the published ways, relibra's parts, relibra."""
 
 
-PUBLISHED = ("eplb-history", "eplb-oracle", "ultraep")
+PUBLISHED = ("eplb-history", "eplb-async", "eplb-oracle", "ultraep", "moonep")
 """The published ways that relibra must not be slower than: replicas made for the last step, for this step, or for every
 cell when its router has run."""
+OWN_SLOTS = ("moonep",)
+"""The ways that have a number of slots of their own, whatever a job has."""

@@ -104,7 +104,8 @@ def sent_bytes(assignment: Assignment, training: Training, previous_home_LE: NDA
     model = training.model.model()
     a_replica = (NUM_FORWARDS + 1 + GRADIENT_BYTES_PER_WEIGHT_BYTE) * model.expert_weight_size_bytes
     num_moved = int((assignment.home_LE != previous_home_LE).sum())
-    return int(assignment.is_replica_Q.sum()) * a_replica + num_moved * model.expert_state_size_bytes
+    times = assignment.num_rows // training.cluster.num_ep_groups if assignment.copies_stay else 1
+    return int(assignment.is_replica_Q.sum()) // times * a_replica + num_moved * model.expert_state_size_bytes
 
 
 def balanced_step_time(load: StepLoad, training: Training) -> StepTime:

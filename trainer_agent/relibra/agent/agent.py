@@ -13,6 +13,7 @@ from relibra.agent.cells.gradient_return import returning_bytes
 from relibra.agent.cells.layer import LayerExecution
 from relibra.agent.cells.visit import ReplicaContext
 from relibra.agent.config import AgentConfig
+from relibra.agent.expert_times import ExpertTimes, measure_experts
 from relibra.agent.experts import Experts
 from relibra.agent.groups import Groups
 from relibra.agent.homes.by_place import PlaceNames
@@ -123,13 +124,14 @@ class Agent(WeightAccess):
         cluster, dtype = self._config.cluster, self._context.slots.gradient_dtype
         return returning_bytes(self._experts.values(), cluster.redundant_slots, cluster.gpus_per_node, dtype)
 
-    def measure_links(self) -> LinkRates:
-        """Collective over all ranks, before the first step: measure how fast weights and dispatched tokens travel.
+    def measure_speeds(self) -> tuple[LinkRates, ExpertTimes]:
+        """Collective over all ranks, before the first step: measure links, and how long experts compute.
 
         Raises:
             RelibraError: a peer is gone.
         """
-        return measure_links(self._context, self._experts, self._groups, self._config.cluster)
+        links = measure_links(self._context, self._experts, self._groups, self._config.cluster)
+        return links, measure_experts(self._experts, self._groups.everyone, self._context.slots.device)
 
     def hook(self, unhook: Callable[[], None]) -> None:
         """Set the function that takes the agent out of the model and closes its groups. Only `attach` calls this."""

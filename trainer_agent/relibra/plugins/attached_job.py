@@ -11,6 +11,7 @@ from torch import nn
 
 from relibra.agent import AgentConfig, attach, shared_attempt
 from relibra.agent.config import Transport
+from relibra.agent.expert_times import ExpertTimes
 from relibra.agent.link_rates import LinkRates
 from relibra.errors import Unsupported
 from relibra.planning import Model
@@ -112,8 +113,8 @@ def attach_job(
         check_restores(core.__version__, num_stages=stages, num_predictors=config_of(chunks).mtp_num_layers or 0)
     agent = attach(chunks, optimizer, agent_config)
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    links = LinkRates() if gpu is None else agent.measure_links()
-    params, whose = plan_params(settings, model, cluster, config_of(chunks), gpu, links)
+    speeds = (LinkRates(), ExpertTimes()) if gpu is None else agent.measure_speeds()
+    params, whose = plan_params(settings, model, cluster, config_of(chunks), gpu, *speeds)
     if optimizer is not None:  # without one there is no backward, and nothing is kept
         memory = activation_memory(config_of(chunks), chunks)
         params = replace(params, memory=with_budget(memory, settings.memory_budget_gib, least_free_bytes()))

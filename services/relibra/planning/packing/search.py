@@ -27,7 +27,7 @@ _COPIES_BITS = 28
 """Bits of all token copies of a step. Times the highest price of a copy and 2**10, they stay within 62 bits."""
 
 
-def fit(
+def find_places(
     load_SLP: NDArray[np.int64],
     size_S2: NDArray[np.int64],
     cell_S: NDArray[np.int64],
@@ -54,7 +54,7 @@ def fit(
     """
     num_groups = load_SLP.shape[2]
     shift = max(0, int(load_SLP.sum()).bit_length() - _COPIES_BITS)
-    return _fit(
+    return _search_places(
         load_SLP >> shift,
         np.arange(num_groups) * cluster.num_nodes // num_groups,
         num_groups == cluster.num_nodes,
@@ -133,7 +133,7 @@ def _has_room(
 
 
 @compile_once
-def _fit(
+def _search_places(
     load_SLP: NDArray[np.int64],
     node_P: NDArray[np.int64],
     groups_are_nodes: bool,

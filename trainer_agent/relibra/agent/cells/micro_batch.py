@@ -14,6 +14,7 @@ from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.counts_ahead import CellAhead, CountsAhead
 from relibra.agent.cells.given_routing import GivenRouting
 from relibra.agent.cells.replay import GivenExperts
+from relibra.agent.cells.shapes_ahead import CellShapes
 from relibra.planning.execution import sample_micro_batches
 from relibra.planning.load import narrow_counts
 
@@ -108,6 +109,9 @@ class MicroBatch:
     """By layer, what is known of its cell in the present forward. The router's choice ends it."""
     share_P: dict[int, Tensor] = field(default_factory=dict)
     """By layer, how this rank's tokens were split over the slots. A recomputation uses the split of its forward."""
+    shapes: dict[int, CellShapes | None] = field(default_factory=dict)
+    """By layer, what ranks exchange in its cell, for a forward and its recomputation; None if its dispatcher finds it
+    out."""
     is_checkpointed: bool = False
     """Whether it runs inside a region whose activations are recomputed."""
 

@@ -79,14 +79,14 @@ class TokenSplit:
     def start(self, mine: Tensor) -> tuple[Tensor, dist.Work]:
         """Collective over the EP group: begin to gather counts, int32 in one dimension; return where they arrive."""
         group = self._group()
-        counts = mine.new_empty(dist.get_world_size(group) * len(mine))  # gloo gathers into one dimension alone
+        counts = mine.new_empty(dist.get_world_size(group) * mine.shape[0])  # gloo gathers into one dimension alone
         return counts, dist.all_gather_into_tensor(counts, mine, group=group, async_op=True)
 
     def gather(self, counts_E: Tensor) -> Tensor:
         """Collective over the EP group: return the counts of one cell of all ranks, int32 `[R, E]`."""
         counts, work = self.start(counts_E)
         work.wait()
-        return counts.view(-1, len(counts_E))
+        return counts.view(-1, counts_E.shape[0])
 
     def gather_ahead(self, counts_CE: Tensor) -> GatheredAhead:
         """Collective over the EP group: begin to gather the counts of some cells."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from relibra.agent.homes.expert_tensors import ExpertTensors
 from relibra.agent.plans.agreement import Consequence
-from relibra.agent.transport import ExpertTransport, Parcel, peers_by_round
+from relibra.agent.transport import ExpertTransport, Receive, Send, peers_by_round
 from relibra.kernels import expert_checksum, expert_pack, expert_unpack, packed_size_bytes
 from relibra.planning.places import Move
 from relibra.planning.waves import Wave
@@ -103,11 +103,10 @@ class Transfer:
         rank = self._transport.rank
         if rank in self._receives:
             self._arrived[rank].copy_(self._sent[rank])
-        sends, receives = (
-            [Parcel(peer, buffer) for peer, buffer in buffers.items() if peer != rank]
-            for buffers in (self._sent, self._arrived)
-        )
-        self._transport.start(sends, receives).wait()
+        sent = {peer: buffer for peer, buffer in self._sent.items() if peer != rank}
+        receives = [Receive(peer, [buffer]) for peer, buffer in self._arrived.items() if peer != rank]
+        exchange = self._transport.prepare([Send(peer) for peer in sent], receives)
+        exchange.start([[buffer] for buffer in sent.values()]).wait()
 
     def verify(self) -> None:
         """Check the received experts against their checksums.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from relibra.agent.transport.contract import ExpertTransport, Parcel
+from relibra.agent.transport.contract import ExpertTransport, Receive, Send
 from relibra.agent.transport.schedule import peers_by_round
 
 _NUM_TRIALS = 3
@@ -34,8 +34,5 @@ def from_peer_s(transport: ExpertTransport, tensors: Sequence[Tensor], into: Seq
     """
     ahead, behind = peers_by_round(transport.rank, transport.num_ranks)[0]
 
-    def send() -> None:
-        sends = [Parcel(ahead, tensor.detach(), place) for tensor, place in zip(tensors, into, strict=True)]
-        transport.start(sends, [Parcel(behind, tensor) for tensor in into]).wait()
-
-    return fastest_s(send, into[0].device)
+    transfers = transport.prepare([Send(ahead, into)], [Receive(behind, into)])
+    return fastest_s(lambda: transfers.start([tensors]).wait(), into[0].device)
