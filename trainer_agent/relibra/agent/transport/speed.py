@@ -39,3 +39,18 @@ def from_peer_s(transport: ExpertTransport, tensors: Sequence[Tensor], into: Seq
         transport.start(sends, [Parcel(behind, tensor) for tensor in into]).wait()
 
     return fastest_s(send, into[0].device)
+
+
+def from_host_s(into: Sequence[Tensor]) -> float:
+    """Return how long the tensors of one expert take from host memory, which is pinned where they are on a GPU.
+
+    Args:
+        into: where they arrive; the content is lost.
+    """
+    held = [torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda) for tensor in into]
+
+    def pull() -> None:
+        for tensor, source in zip(into, held, strict=True):
+            tensor.copy_(source, non_blocking=True)
+
+    return fastest_s(pull, into[0].device)
