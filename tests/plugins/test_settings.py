@@ -64,7 +64,7 @@ def test_the_configuration_counts_more_than_the_environment() -> None:
             {"planer": "a:1"},
             r"relibra\.planer: expected one of planner, job, slots, plan_timeout_s, pack, hardware, reo",
         ),
-        ({"planner": "a:1", "reorder": "always"}, r"relibra\.reorder: expected auto or never, got always"),
+        ({"planner": "a:1", "reorder": "often"}, r"relibra\.reorder: expected auto or never or always, got often"),
         ({"planner": "a:1", "transport": "peer"}, r"relibra\.transport: expected auto or symmetric or process_group"),
         ({"planner": "a:1", "hardware": "tpu"}, r"relibra\.hardware: expected h100 or h200"),
         ({"planner": "a:1", "host_copy": "maybe"}, r"relibra\.host_copy: expected auto, true or false, got maybe"),

@@ -29,7 +29,7 @@ def homes_stay(settings: PluginSettings, cluster: Cluster) -> bool:
 
     Without redundant slots there are no copies, so experts move on one node too.
     """
-    return settings.reorder == "never" or cluster.copies_suffice
+    return settings.reorder == "never" or (settings.reorder == "auto" and cluster.copies_suffice)
 
 
 def plan_params(

@@ -27,7 +27,7 @@ VARIABLES = {
 """The environment variable of each setting."""
 _CHOICES = {
     "hardware": tuple(HARDWARE),
-    "reorder": ("auto", "never"),
+    "reorder": ("auto", "never", "always"),
     "transport": ("auto", "symmetric", "process_group"),
 }
 _FLAGS = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
@@ -62,7 +62,7 @@ class PluginSettings:
     """The preset of machines whose speeds are the job's prices. None: the one of the GPU that ranks have."""
     reorder: str = "auto"
     """`never`: every expert keeps its home. `auto`: experts move where copies alone cannot balance; see
-    `plan_params.homes_stay`."""
+    `plan_params.homes_stay`. `always`: they may move on one node too, which saves copies and what these cost."""
     transport: str = "auto"
     """How replicas travel inside a node: `AgentConfig.transport`. `auto`: through symmetric memory if `attach` can have
     it."""
