@@ -28,6 +28,7 @@ from benchmarks.evaluation.cases import (
     trace,
 )
 from benchmarks.evaluation.counts import counts
+from benchmarks.evaluation.one_node import one_node
 from benchmarks.evaluation.rivals import rivals
 from benchmarks.evaluation.sensitivity import sensitivity
 from relibra.evaluation.model_presets import MODELS
@@ -87,6 +88,7 @@ PARTS: dict[str, Callable[[], Iterable[Case]]] = {
     "domains": lambda: [partial(_domain, each) for each in ("intent", "translation", None)],
     "counts": counts,
     "rivals": rivals,
+    "one_node": one_node,
     "sensitivity": sensitivity,
 }
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.drift import drift
+from benchmarks.evaluation.one_node import copies_or_moves
 from benchmarks.evaluation.page import Row, cases, markdown, write_tables
 from benchmarks.evaluation.rivals import POLICIES, slot_memory
 from relibra.evaluation.policies import PUBLISHED
@@ -237,6 +238,7 @@ TABLES = {
     "baselines": _baselines,
     "ablation": _ablation,
     "slots": _slots,
+    "one_node": copies_or_moves,
     "rivals": _rivals,
     "slot_memory": slot_memory,
     "drift": drift,

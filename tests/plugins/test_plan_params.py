@@ -123,7 +123,14 @@ def test_S9_the_log_hears_whose_speeds_the_prices_are() -> None:
 
 @pytest.mark.parametrize(
     ("num_nodes", "slots", "reorder", "stay"),
-    [(1, 2, "auto", True), (1, 0, "auto", False), (2, 2, "auto", False), (2, 2, "never", True), (1, 0, "never", True)],
+    [
+        (1, 2, "auto", True),
+        (1, 0, "auto", False),
+        (2, 2, "auto", False),
+        (2, 2, "never", True),
+        (1, 0, "never", True),
+        (1, 2, "always", False),
+    ],
 )
 def test_experts_move_only_where_copies_cannot_balance_alone(
     num_nodes: int, slots: int, reorder: str, stay: bool

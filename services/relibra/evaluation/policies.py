@@ -46,6 +46,8 @@ class Situation:
     """What relibra knows of the step when it plans its copies; at level history, the step before."""
     num_threads: int = os.cpu_count() or 1
     """The threads that planning uses; their number does not change a plan."""
+    reorders_always: bool = False
+    """Whether homes may move where copies suffice, as with `reorder=always` in a plug-in's job."""
 
     @property
     def cluster(self) -> Cluster:
@@ -55,7 +57,8 @@ class Situation:
     @property
     def planned_by(self) -> PlanParams:
         """How relibra plans: as `params` say, with homes that stay where they stay in a plug-in's job."""
-        return replace(self.params, homes_stay=self.params.homes_stay or self.cluster.copies_suffice)
+        suffices = self.cluster.copies_suffice and not self.reorders_always
+        return replace(self.params, homes_stay=self.params.homes_stay or suffices)
 
     def seen_at(self, level: Level) -> StepLoad:
         """Return the micro-batches that relibra plans for if it knows this much of the step."""
@@ -183,6 +186,11 @@ def _plan(situation: Situation, level: Level) -> Decision:
 
 def _relibra(situation: Situation) -> Decision:
     return situation.planned
+
+
+def reordering(situation: Situation) -> Decision:
+    """Decide as relibra does in a job with `reorder=always`."""
+    return replace(situation, reorders_always=True).planned
 
 
 def with_slots(policy: Policy, redundant_slots: int) -> Policy:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from math import inf, isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -67,11 +67,11 @@ def fit(lasted_s: Callable[[int, int], float], num_experts: int, most_tokens: in
 
 
 def _measured(experts: Experts, device: torch.device) -> ExpertTimes:
-    module, num_experts = experts.module, experts.num_home_slots
-    config, dtype = module.config, experts.parameters[0][0].dtype
+    module: Any = experts.module
+    config, num_experts, dtype = module.config, experts.num_home_slots, experts.parameters[0][0].dtype
     if config.fp8:
         return ExpertTimes()
-    hidden_size = getattr(config, "moe_latent_size", None) or config.hidden_size
+    hidden_size = int(getattr(config, "moe_latent_size", None) or config.hidden_size)
     most_tokens = min(_MOST_TOKENS, _MOST_BYTES // (hidden_size * dtype.itemsize))
 
     def lasted_s(num_tokens: int, num_busy: int) -> float:

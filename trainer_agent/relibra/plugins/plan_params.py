@@ -29,7 +29,7 @@ def homes_stay(settings: PluginSettings, cluster: Cluster) -> bool:
 
     Without redundant slots there are no copies, so experts move on one node too.
     """
-    return settings.reorder == "never" or cluster.copies_suffice
+    return settings.reorder == "never" or (settings.reorder == "auto" and cluster.copies_suffice)
 
 
 def plan_params(
@@ -96,18 +96,15 @@ def corrected(
     fixed = believed(table.expert_us[0], times.fixed_us, "{:.3g} us for each further expert", 1.0)
     if across is not None:
         hardware = with_adapters(hardware, across)
-    known = {"intra_node_bytes_per_us": inside}
-    if dispatcher is Dispatcher.ALLTOALL:  # which is what was measured
-        known["inter_node_bytes_per_us"] = across
     expert_us = table.expert_us
     if per_token is not None or fixed is not None:
         first = expert_us[0] if fixed is None else fixed
         expert_us = (first, first + (per_token or table.us_per_token) * table.expert_tokens[-1])
-    measured = CostModel(
-        expert_tokens=table.expert_tokens,
-        expert_us=expert_us,
-        **{name: rate for name, rate in known.items() if rate is not None},
-    )
+    measured = CostModel(expert_tokens=table.expert_tokens, expert_us=expert_us)
+    if inside is not None:
+        measured = replace(measured, intra_node_bytes_per_us=inside)
+    if across is not None and dispatcher is Dispatcher.ALLTOALL:  # which is what was measured
+        measured = replace(measured, inter_node_bytes_per_us=across)
     return replace(hardware, measured=measured), corrections
 
 

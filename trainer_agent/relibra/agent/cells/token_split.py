@@ -8,6 +8,7 @@ C cells, E experts, R EP ranks, P physical slots.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -29,18 +30,21 @@ def split(table: SlotTable, counts_RE: Tensor, ep_rank: int, gpus_per_node: int)
         ep_rank: the rank.
         gpus_per_node: how many ranks a node has.
     """
-
-    def on_host(counts_RE: NDArray[np.int32]) -> NDArray[np.int32]:
-        replicas = table.replicas
-        assert replicas is not None
-        copies = replicas.home_E, replicas.expert_Y, replicas.rank_Y
-        num_ranks, num_experts = counts_RE.shape
-        share_P = np.zeros(len(table.slot_expert_P), dtype=np.int32)
-        share_P.reshape(num_ranks, -1)[:, : num_experts // num_ranks] = REST
-        share_P[replicas.slot_Y] = source_share(counts_RE, *copies, gpus_per_node, ep_rank)
-        return share_P
-
+    on_host = partial(_split_on_host, table, ep_rank, gpus_per_node)
     return token_split(counts_RE, table.slot_expert_P, gpus_per_node, ep_rank, on_host)
+
+
+def _split_on_host(
+    table: SlotTable, ep_rank: int, gpus_per_node: int, counts_RE: NDArray[np.int32]
+) -> NDArray[np.int32]:
+    replicas = table.replicas
+    assert replicas is not None
+    copies = replicas.home_E, replicas.expert_Y, replicas.rank_Y
+    num_ranks, num_experts = counts_RE.shape
+    share_P = np.zeros(len(table.slot_expert_P), dtype=np.int32)
+    share_P.reshape(num_ranks, -1)[:, : num_experts // num_ranks] = REST
+    share_P[replicas.slot_Y] = source_share(counts_RE, *copies, gpus_per_node, ep_rank)
+    return share_P
 
 
 class GatheredAhead:
