@@ -116,7 +116,7 @@ bench-peers: $(READY)figures  ## run the planners that others publish, from PEER
 	for each in 'peers $(PEERS)' peers.tables; do $(BIN)/python -m benchmarks.$$each || exit 1; done
 
 evaluation: $(READY)figures  ## compute and draw docs/evaluation.md; ten to fifteen minutes on two cores, needs RELIBRA_TRACES
-	for each in evaluation evaluation.tables evaluation.figures defaults; do $(BIN)/python -m benchmarks.$$each || exit 1; done
+	for each in evaluation evaluation.tables evaluation.figures defaults twin; do $(BIN)/python -m benchmarks.$$each || exit 1; done
 
 clean:
 	rm -rf .venv .venv-3.* .venv-audit .venv-dist .venv-lock .venv-frameworks .venv-proto

@@ -27,7 +27,6 @@ import torch
 from benchmarks import results
 from benchmarks.workload_mix import mix_workloads
 from relibra.agent.cells.cells import StepCells
-from relibra.agent.placement import Placement
 from relibra.agent.plans import agreement
 from relibra.planning import (
     Cluster,
@@ -41,6 +40,7 @@ from relibra.planning import (
     check_plan,
     check_step_plan,
 )
+from relibra.planning.places import Placement
 from relibra.planning.replicas.replicate import replicate
 from relibra.planning.solve import solve
 from relibra.store import EncodedPlan

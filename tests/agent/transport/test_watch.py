@@ -25,13 +25,16 @@ class Mark:
 
 @dataclass
 class Stream:
-    last_mark: Mark | None = None
+    mark: Mark | None = None
+
+    def take_mark(self) -> Mark | None:
+        return self.mark
 
 
 def test_L1_a_stuck_stream_ends_the_process_with_the_names_of_its_peers(caplog: pytest.LogCaptureFixture) -> None:
     prepared, ended = threading.Event(), threading.Event()
     streams = [Stream(), Stream(Mark([3, 1])), Stream(Mark([2]))]
-    streams[2].last_mark.passed.set()
+    streams[2].mark.passed.set()
     watch = Watch(0.02, streams, prepared.set, ended.set)
     with caplog.at_level(logging.CRITICAL):
         watch.start()

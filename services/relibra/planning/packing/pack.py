@@ -22,7 +22,7 @@ from relibra.planning.packing.caps import Caps, caps_of, most_tokens
 from relibra.planning.packing.changes import Changes
 from relibra.planning.packing.judge import Judge, Judged, group_loads, judge_of
 from relibra.planning.packing.length_balance import length_balanced, schedule_of
-from relibra.planning.packing.search import fit
+from relibra.planning.packing.search import find_places
 from relibra.planning.packing.used_homes import used_homes
 from relibra.planning.schedule import Packing, PackingRules, Schedule
 from relibra.planning.traffic import MAX_PRICE
@@ -187,7 +187,7 @@ class _Search:
     def fit(self, start: Judged, turn: int = 0) -> Judged:
         """Fit sequences to a placement, which stays. Every turn tries other changes."""
         home_LE = start.packing.home_LE
-        schedule = self._fitted(start.packing.schedule, self.judge.load_SLP(home_LE), self.price, turn)
+        schedule = self._with_places_for(start.packing.schedule, self.judge.load_SLP(home_LE), self.price, turn)
         # If costs are equal and dispatch is free, the later schedule has fewer copies between nodes.
         return min((self.judge.judge(schedule, home_LE), start), key=_cost_of)
 
@@ -201,7 +201,7 @@ class _Search:
     def evened(self, start: Judged) -> Schedule:
         """Make the loads of all rows alike, whatever nodes experts are on."""
         load_SLR = group_loads(self.judge.counts_SLE, start.packing.home_LE, self.judge.cluster.num_ranks)
-        return self._fitted(start.packing.schedule, load_SLR, 0)
+        return self._with_places_for(start.packing.schedule, load_SLR, 0)
 
     def gathered(self, start: Schedule) -> Schedule:
         """Let sequences that use the same experts start on the same node, wherever these experts are."""
@@ -212,13 +212,13 @@ class _Search:
             used_NLE = np.stack(
                 [judge.counts_SLE[node_S == node].sum(axis=0) for node in range(judge.cluster.num_nodes)]
             )
-            schedule = quick._fitted(schedule, judge.load_SLP(used_homes(used_NLE, judge.cluster)), MAX_PRICE)
+            schedule = quick._with_places_for(schedule, judge.load_SLP(used_homes(used_NLE, judge.cluster)), MAX_PRICE)
         return schedule
 
-    def _fitted(self, start: Schedule, load_SLP: NDArray[np.int64], price: int, turn: int = 0) -> Schedule:
+    def _with_places_for(self, start: Schedule, load_SLP: NDArray[np.int64], price: int, turn: int = 0) -> Schedule:
         cluster, seed = self.judge.cluster, self.judge.params.seed + turn
         cell_S = start.row_S.astype(np.int64) * cluster.num_ranks + start.source_rank_S
-        cell_S = fit(load_SLP, self.size_S2, cell_S, price, cluster, self.caps, self.changes, seed)
+        cell_S = find_places(load_SLP, self.size_S2, cell_S, price, cluster, self.caps, self.changes, seed)
         return schedule_of(cell_S, self.num_micro_batches, cluster)
 
 

@@ -29,7 +29,7 @@ _COPIES_BITS = 28
 """Bits of all token copies of a step. Times the highest price of a copy and 2**10, they stay within 62 bits."""
 
 
-def fit(
+def find_places(
     load_SLP: NDArray[np.int64],
     size_S2: NDArray[np.int64],
     cell_S: NDArray[np.int64],
@@ -56,7 +56,7 @@ def fit(
     """
     num_groups = load_SLP.shape[2]
     shift = max(0, int(load_SLP.sum()).bit_length() - _COPIES_BITS)
-    return _fit(
+    return _search_places(
         load_SLP >> shift,
         np.arange(num_groups) * cluster.num_nodes // num_groups,
         num_groups == cluster.num_nodes,
@@ -148,7 +148,7 @@ def _has_room(
 
 
 @compile_once
-def _fit(
+def _search_places(
     load_SLP: NDArray[np.int64],
     node_P: NDArray[np.int64],
     groups_are_nodes: bool,

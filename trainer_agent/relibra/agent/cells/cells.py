@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relibra.agent.placement import Placement
 from relibra.agent.transport import Copy
 from relibra.kernels import EMPTY, REST
 from relibra.planning import Cluster, Replicas, StepPlan
+from relibra.planning.places import Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

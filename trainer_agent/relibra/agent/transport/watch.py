@@ -29,11 +29,10 @@ class WatchedMark(Protocol):
 
 
 class WatchedStream(Protocol):
-    """A stream that remembers its last mark."""
+    """A stream that remembers its last point."""
 
-    @property
-    def last_mark(self) -> WatchedMark | None:
-        """The last mark that was made; the device passes all others before it."""
+    def take_mark(self) -> WatchedMark | None:
+        """Return the last point, if there is one, which stays the same until the next call."""
 
 
 class Watch(threading.Thread):
@@ -68,7 +67,7 @@ class Watch(threading.Thread):
                 log.critical("%s", missing(self._late(stuck), why))
                 self._end()
                 return
-            marks = {i: stream.last_mark for i, stream in enumerate(self._streams)}
+            marks = {i: stream.take_mark() for i, stream in enumerate(self._streams)}
             before = {i: mark for i, mark in marks.items() if mark is not None}
 
     def _late(self, stuck: Sequence[WatchedMark]) -> set[int]:
