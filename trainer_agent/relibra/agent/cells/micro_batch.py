@@ -86,9 +86,17 @@ class RealisedLoad:
 
 
 def _read(counts: Iterable[Tensor]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the elements of tensors one after the other, in one transfer, and where each tensor ends."""
+    """Return the elements of tensors one after the other, and where each tensor ends.
+
+    Those on a device come in one transfer. Others are on the host already, as where a replay told them.
+    """
     flat = [count.reshape(-1) for count in counts]
-    return torch.cat(flat).cpu().numpy().astype(np.int64), np.cumsum([len(count) for count in flat])
+    sizes = [len(count) for count in flat]
+    if on_device := [place for place, count in enumerate(flat) if count.device.type != "cpu"]:
+        moved = torch.cat([flat[place] for place in on_device]).cpu()
+        for place, count in zip(on_device, torch.split(moved, [sizes[place] for place in on_device]), strict=True):
+            flat[place] = count
+    return torch.cat(flat).numpy().astype(np.int64), np.cumsum(sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
