@@ -3,12 +3,12 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import pytest
 
-from benchmarks import results, slots
+from benchmarks import placement_gap, results, slots
 from benchmarks.evaluation import tables as evaluation
 from benchmarks.peers import tables as peers
 from benchmarks.twin import tables as twin_tables
@@ -22,7 +22,7 @@ Cells = tuple[str, ...]
 GENERATED: Mapping[Path, Mapping[str, Callable[[], str]]] = {
     DOCS / "evaluation.md": evaluation.TABLES | {"wall_clock": wall_clock.wall_clock},
     DOCS / "peers.md": peers.TABLES,
-    DOCS / "optimality.md": {"slots": slots.slots},
+    DOCS / "optimality.md": {"slots": slots.slots, "placements": placement_gap.placements},
     twin_tables.PAGE: twin_tables.TABLES,
 }
 
@@ -124,6 +124,16 @@ def test_gaps_to_the_optimum() -> None:
 GAPS = (("planned", 3), ("planned_worst", 2), ("bound", 3), ("bound_worst", 2))
 
 
+def test_how_near_placements_are_to_the_best() -> None:
+    rows = results.read("placement_gap")
+    text = re.sub(r"\s+", " ", (DOCS / "optimality.md").read_text(encoding="utf-8"))
+    assert all(row["proven"] == row["layers"] for row in rows)
+    assert f"Of {sum(row['layers'] for row in rows)} layers" in text
+    worst = f"{max(row['planned_worst'] for row in rows):.2%}".replace("%", " %")
+    assert f"missed by {worst} at worst" in text
+    assert f"the floor 0 % to {100 * max(row['floor_worst'] for row in rows):.0f} % below" in text
+
+
 def test_a_whole_job() -> None:
     of_job = {job: [row for row in results.read("whole_job") if row["job"] == job] for job in ("balanced", "plain")}
     shown = {name: cells for name, *cells in table("docs/whole-job.md", "| | balanced | plain |")}
@@ -171,6 +181,7 @@ def test_the_readme() -> None:
     gains = [json_row["gain"] for path in wall_clock_files() for json_row in results.read(path)]
     assert f"{min(gains):.2f}x to {max(gains):.2f}x" in " ".join(shown["the same, of seven cases on two CPU ranks"])
     assert len(gains) == 7
+    assert f"{median(gains):.2f}x" in figures
     assert seconds(only(results.read("scale"), case="target")["plan_time_s"]) in figures
 
 
