@@ -108,7 +108,7 @@ gpu-check:  ## run all tests and benchmarks that need a CUDA device; ARGS="--sta
 	  $(if $(wildcard build/gpu-bundle/wheels),--wheels build/gpu-bundle/wheels) $(ARGS)
 
 bench: $(READY)figures  ## measure and draw docs/benchmarks.md; about five minutes, needs RELIBRA_TRACES
-	for each in imbalance scale gap figures balance; do PYTHONPATH=tests $(BIN)/python -m benchmarks.$$each || exit 1; done
+	for each in imbalance scale gap placement_gap slots figures balance; do PYTHONPATH=tests $(BIN)/python -m benchmarks.$$each || exit 1; done
 
 # PEERS is a folder of checkouts: python -m benchmarks.peers.checkouts DIR makes it.
 bench-peers: $(READY)figures  ## run the planners that others publish, from PEERS=DIR, and write docs/peers.md; minutes of a core, needs RELIBRA_TRACES
