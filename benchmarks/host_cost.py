@@ -53,13 +53,13 @@ from relibra.agent.cells.replay import MicroBatchReplay
 from relibra.agent.cells.slots import Slots
 from relibra.agent.cells.token_split import TokenSplit
 from relibra.agent.cells.visit import ReplicaContext
-from relibra.agent.placement import Placement
 from relibra.agent.transport import ExpertTransport, SymmetricTransport, transfer_schedule
 from relibra.agent.transport.symmetric_memory import SymmetricMemory
 from relibra.agent.transport.timed import TimedTransport
 from relibra.kernels import ops
 from relibra.kernels.driver import Device
 from relibra.planning import Cluster, Model, PlanId, Replicas, StepPlan
+from relibra.planning.places import Placement
 from relibra.planning.plan import Level
 
 CPU = torch.device("cpu")

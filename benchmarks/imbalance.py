@@ -43,7 +43,7 @@ _FLIPPED = 0.1
 """Without replay, about a tenth of the routers choose otherwise in training than in the rollout (arXiv 2510.11370)."""
 
 
-def _steps_of(
+def steps_of(
     trace: RoutingTrace, counts_SLE: NDArray[np.integer], steps: str, rng: np.random.Generator
 ) -> list[NDArray[np.integer]]:
     """Return the counts of every step, that of the one that runs last."""
@@ -105,7 +105,7 @@ def _rows() -> Iterator[dict[str, object]]:
             for num_micro_batches in _STEPS[steps]:
                 of_seeds = []
                 for seed in _SEEDS:
-                    counts_of_steps = _steps_of(trace, counts_SLE, steps, np.random.default_rng(seed))
+                    counts_of_steps = steps_of(trace, counts_SLE, steps, np.random.default_rng(seed))
                     of_seeds.append(_measure(counts_of_steps, model, cluster, num_micro_batches, seed))
                 yield {
                     "trace": name,

@@ -6,6 +6,7 @@ from functools import cache
 
 from benchmarks import results
 from relibra.evaluation.model_presets import model_shape
+from relibra.evaluation.policies import PUBLISHED
 from relibra.evaluation.question import Question
 from relibra.evaluation.simulation import Outcome, simulate
 from relibra.evaluation.training import Training
@@ -23,7 +24,7 @@ GPT_OSS, DEEPSEEK_LITE = "gpt-oss-20b_mmlu", "deepseek-v2-lite_esft"
 GPUS_PER_NODE = 8
 NUM_MICRO_BATCHES = 8
 DISPATCHERS = (Dispatcher.ALLTOALL, Dispatcher.DEEPEP)
-MAIN_POLICIES = ("plain", "eplb-history", "eplb-oracle", "ultraep", "reorder-only", "relibra")
+MAIN_POLICIES = ("plain", *PUBLISHED, "reorder-only", "relibra")
 
 
 @cache

@@ -28,6 +28,8 @@ from benchmarks.evaluation.cases import (
     trace,
 )
 from benchmarks.evaluation.counts import counts
+from benchmarks.evaluation.one_node import one_node
+from benchmarks.evaluation.rivals import rivals
 from benchmarks.evaluation.sensitivity import sensitivity
 from relibra.evaluation.model_presets import MODELS
 from relibra.evaluation.policies import POLICIES
@@ -85,6 +87,8 @@ PARTS: dict[str, Callable[[], Iterable[Case]]] = {
     "slots": lambda: [partial(_sweep_slots, *each) for each in (_QWEN_16, ("gpt-oss-20b", 32), _QWEN_32)],
     "domains": lambda: [partial(_domain, each) for each in ("intent", "translation", None)],
     "counts": counts,
+    "rivals": rivals,
+    "one_node": one_node,
     "sensitivity": sensitivity,
 }
 

@@ -6,7 +6,10 @@ python -m benchmarks.evaluation.tables
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.drift import drift
+from benchmarks.evaluation.one_node import copies_or_moves
 from benchmarks.evaluation.page import Row, cases, markdown, write_tables
+from benchmarks.evaluation.rivals import POLICIES, slot_memory
 from relibra.evaluation.policies import PUBLISHED
 from relibra.planning.machines.constants import ranges_of
 from relibra.planning.machines.dispatcher import Dispatcher
@@ -34,7 +37,7 @@ def _over(of: ByPolicy, other: str) -> float:
 
 
 def _best_published(of: ByPolicy) -> str:
-    return max(PUBLISHED, key=lambda name: float(of[name]["of_balanced"]))
+    return max(of.keys() & PUBLISHED, key=lambda name: float(of[name]["of_balanced"]))
 
 
 def _over_published(of: ByPolicy) -> str:
@@ -205,6 +208,15 @@ def _slots() -> str:
     return markdown(("", "policy", *shown), [(*where, *line.values()) for where, line in by_policy.items()])
 
 
+def _rivals() -> str:
+    """Return the share of perfect balance of all ways, and how relibra compares with the best published one."""
+    lines = []
+    for case, of in cases("rivals", "model", "ep", "hardware", "dispatcher", "num_micro_batches"):
+        lines.append((*case.values(), *(f"{of[name]['of_balanced']:.1%}" for name in POLICIES), _over_published(of)))
+    headings = ("model", "EP", "hardware", "dispatcher", "micro-batches", *POLICIES, "relibra over the best of them")
+    return markdown(headings, lines)
+
+
 def _constants() -> str:
     """Return the constants of H100 nodes with their ranges and sources; those of dispatch for every dispatcher."""
     lines = []
@@ -226,6 +238,10 @@ TABLES = {
     "baselines": _baselines,
     "ablation": _ablation,
     "slots": _slots,
+    "one_node": copies_or_moves,
+    "rivals": _rivals,
+    "slot_memory": slot_memory,
+    "drift": drift,
     "domains": lambda: _lines(cases("domains", "model", "domain"), _GAINS),
     "counts": lambda: _lines(_sorted("counts"), _GAINS),
     "costs": _costs,

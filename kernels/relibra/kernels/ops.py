@@ -113,12 +113,12 @@ class _QuotaRemap(DirectFunction):
         return _give_back(grad_TP, routing_map_TP, slot_expert_P, ctx.num_experts), None, None, None
 
 
-def expert_pack(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+def expert_pack(tensors: Sequence[Tensor], device: torch.device, buffer: Tensor | None = None) -> Tensor:
     """Run `reference.expert_pack`; torch copies tensors that are not on `device`."""
     run = _kernels(torch.empty(0, device=device).device, tensors) if tensors else None
     if run is None:
-        return reference.expert_pack(tensors, device)
-    return cuda.expert_pack(run, tensors)
+        return reference.expert_pack(tensors, device, buffer)
+    return cuda.expert_pack(run, tensors, buffer)
 
 
 def expert_unpack(buffer: Tensor, into: Sequence[Tensor]) -> None:

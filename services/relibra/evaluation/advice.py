@@ -10,7 +10,7 @@ from enum import Enum
 from statistics import mean
 
 from relibra.evaluation.estimate import Estimate
-from relibra.evaluation.policies import POLICIES, PUBLISHED, other_copies, replayed, with_slots
+from relibra.evaluation.policies import OWN_SLOTS, POLICIES, PUBLISHED, other_copies, reordering, replayed, with_slots
 from relibra.evaluation.question import Question
 from relibra.evaluation.simulation import RECOMPUTED, Outcome, simulate
 from relibra.planning.plan import Level
@@ -25,6 +25,7 @@ _HOMES_FOR = 2
 _ENOUGH = 0.005
 """Fewer slots are better if they cost at most this much throughput."""
 _SEEDS = (0, 1)
+ALWAYS = "relibra, reorder=always"
 REPLAYED = "relibra, routing replayed"
 """What replay would give a job without it."""
 
@@ -41,11 +42,14 @@ class Answer(Enum):
 MEANINGS = {
     "relibra, 0 slots": "Homes are planned for the step. Nothing is copied.",
     "relibra": "Homes and copies of hot experts are planned, and tokens are split over the copies that there are.",
+    ALWAYS: "The same, 2 slots, where experts may move on one node, too.",
     REPLAYED: "The same for a job that replays the routing of the rollout: copies for every micro-batch.",
     "replicate-only": "The copies of relibra, 2 slots, where no expert leaves its home of plain expert parallelism.",
     "eplb-history": "EPLB as it is deployed: one placement with copies, made for the loads of the step before.",
+    "eplb-async": "The same in slots of its own in every layer, so that copies need not travel in every cell.",
     "eplb-oracle": "EPLB as if it knew the loads of the step itself.",
     "ultraep": "UltraEP copies hot experts inside their node, in each layer after its router has run.",
+    "moonep": "MoonEP does so until all ranks of a node are equal, with a slot for every expert of a rank.",
 }
 """What the ways of balancing do, by name, with the number of slots where that matters."""
 
@@ -95,7 +99,11 @@ def advise(
     compared = {"replicate-only": POLICIES["replicate-only"]}
     if level < Level.MICRO_BATCHES:
         compared = {REPLAYED: replayed}
-    rivals = {name_of(way, slots): with_slots(POLICIES[way], slots) for way in PUBLISHED for slots in _SLOTS}
+    if question.cluster.num_nodes == 1:
+        compared[ALWAYS] = reordering
+    by_slots = [way for way in PUBLISHED if way not in OWN_SLOTS]
+    rivals = {name_of(way, slots): with_slots(POLICIES[way], slots) for way in by_slots for slots in _SLOTS}
+    rivals |= {way: POLICIES[way] for way in OWN_SLOTS}
     samples: list[dict[str, Outcome]] = []
     for seed in _SEEDS:
         on_run("two steps")
@@ -106,8 +114,8 @@ def advise(
         )
         samples.append({outcome.policy: outcome for outcome in outcomes})
         if seed == _SEEDS[0]:  # the first sample chooses the slots of the published ways
-            suiting = [name_of(way, fewest_slots(_gains(samples, way))) for way in PUBLISHED]
-            rivals = {name: rivals[name] for name in suiting}
+            suiting = [name_of(way, fewest_slots(_gains(samples, way))) for way in by_slots]
+            rivals = {name: rivals[name] for name in (*suiting, *OWN_SLOTS)}
     gain_by_slots = _gains(samples, "relibra")
     slots = fewest_slots(gain_by_slots)
     chosen = [sample[name_of("relibra", slots)] for sample in samples]

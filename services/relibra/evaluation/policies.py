@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from relibra.evaluation.assignment import Assignment, at_home
 from relibra.evaluation.baselines.eplb import eplb
+from relibra.evaluation.baselines.moonep import moonep
 from relibra.evaluation.baselines.ultraep import ultraep
 from relibra.evaluation.renaming import rename
 from relibra.evaluation.workload import Workload
@@ -45,6 +46,8 @@ class Situation:
     """What relibra knows of the step when it plans its copies; at level history, the step before."""
     num_threads: int = os.cpu_count() or 1
     """The threads that planning uses; their number does not change a plan."""
+    reorders_always: bool = False
+    """Whether homes may move where copies suffice, as with `reorder=always` in a plug-in's job."""
 
     @property
     def cluster(self) -> Cluster:
@@ -54,7 +57,8 @@ class Situation:
     @property
     def planned_by(self) -> PlanParams:
         """How relibra plans: as `params` say, with homes that stay where they stay in a plug-in's job."""
-        return replace(self.params, homes_stay=self.params.homes_stay or self.cluster.copies_suffice)
+        suffices = self.cluster.copies_suffice and not self.reorders_always
+        return replace(self.params, homes_stay=self.params.homes_stay or suffices)
 
     def seen_at(self, level: Level) -> StepLoad:
         """Return the micro-batches that relibra plans for if it knows this much of the step."""
@@ -156,6 +160,17 @@ def _eplb_history(situation: Situation) -> Decision:
     )
 
 
+def _eplb_async(situation: Situation) -> Decision:
+    """Decide as EPLB does in vLLM and SGLang: every layer has slots of its own, and moves hide in the background.
+
+    vLLM places anew every 3000 steps, with `use_async` (`config/parallel.py`, `EPLBConfig`), and SGLang every 1000, or
+    only if balance is bad (`--eplb-rebalance-num-iterations`, `--eplb-min-rebalancing-utilization-threshold`). Here it
+    does so in every step, and a move costs nothing: no interval and no threshold does better.
+    """
+    decided = _eplb_history(situation)
+    return replace(decided, assignment=replace(decided.assignment, copies_stay=True))
+
+
 def _plan(situation: Situation, level: Level) -> Decision:
     cluster = situation.cluster
     previous_LE = situation.previous_home_LE
@@ -171,6 +186,11 @@ def _plan(situation: Situation, level: Level) -> Decision:
 
 def _relibra(situation: Situation) -> Decision:
     return situation.planned
+
+
+def reordering(situation: Situation) -> Decision:
+    """Decide as relibra does in a job with `reorder=always`."""
+    return replace(situation, reorders_always=True).planned
 
 
 def with_slots(policy: Policy, redundant_slots: int) -> Policy:
@@ -241,8 +261,10 @@ def _copies(
 POLICIES: dict[str, Policy] = {
     "plain": _staying(_plain),
     "eplb-history": _eplb_history,
+    "eplb-async": _eplb_async,
     "eplb-oracle": _eplb_oracle,
     "ultraep": _staying(ultraep),
+    "moonep": _staying(moonep),
     "reorder-only": with_slots(_relibra, 0),  # planning balances ranks then, instead of nodes
     "replicate-only": _replicate_only,
     "relibra": _relibra,
@@ -251,6 +273,8 @@ POLICIES: dict[str, Policy] = {
 """The policies by name, in the order of tables: plain, the published ways, relibra's parts, relibra."""
 
 
-PUBLISHED = ("eplb-history", "eplb-oracle", "ultraep")
+PUBLISHED = ("eplb-history", "eplb-async", "eplb-oracle", "ultraep", "moonep")
 """The published ways that relibra must not be slower than: replicas made for the last step, for this step, or for every
 cell when its router has run."""
+OWN_SLOTS = ("moonep",)
+"""The ways that have a number of slots of their own, whatever a job has."""

@@ -40,14 +40,18 @@ def work_of(assignment: Assignment, load: StepLoad, cluster: Cluster) -> Work:
     """Return the work of the cells of `load` under an assignment."""
     row_Q, layer_Q, _, rank_Q = assignment.index_Q4.T.astype(np.int64)
     shape = (assignment.num_rows, len(assignment.home_LE), cluster.num_ranks)
+    inside_ML, across_ML = (_most_weights_ML(assignment, cluster, inside=inside) for inside in (True, False))
+    if assignment.copies_stay:
+        for weights_ML in (inside_ML, across_ML):
+            weights_ML.reshape(cluster.num_ep_groups, -1, shape[1])[:, 1:] = 0
     return Work(
         copies_M=_copies_M(load),
         place_Q=np.ravel_multi_index((row_Q, layer_Q, rank_Q), shape),
         tokens_Q=assignment.tokens_Q.astype(np.float64),
         shape=shape,
         copies_MLNR=copies_of(assignment, load, cluster),
-        weights_inside_ML=_most_weights_ML(assignment, cluster, inside=True),
-        weights_across_ML=_most_weights_ML(assignment, cluster, inside=False),
+        weights_inside_ML=inside_ML,
+        weights_across_ML=across_ML,
     )
 
 
@@ -80,8 +84,8 @@ def _most_weights_ML(assignment: Assignment, cluster: Cluster, *, inside: bool) 
     is_link_Y = (from_Y // cluster.gpus_per_node == to_Y // cluster.gpus_per_node) == inside
     shape = (assignment.num_rows, len(assignment.home_LE), cluster.num_ranks)
     most_ML = np.zeros(shape[:2], dtype=np.int64)
-    for end_Y in (from_Y, to_Y):
+    for end_Y, limit in ((from_Y, assignment.most_sent), (to_Y, None)):
         place_Y = np.ravel_multi_index((row_Y, layer_Y, end_Y), shape)[is_link_Y]
         num_MLR = np.bincount(place_Y, minlength=int(np.prod(shape))).reshape(shape)
-        most_ML = np.maximum(most_ML, num_MLR.max(axis=-1))
+        most_ML = np.maximum(most_ML, np.minimum(num_MLR.max(axis=-1), limit or len(from_Y)))
     return most_ML

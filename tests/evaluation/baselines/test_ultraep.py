@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
 
-from relibra.evaluation.baselines.ultraep import quota_replicas
-from relibra.planning import Cluster
+from relibra.evaluation.baselines.ultraep import quota_replicas, ultraep
+from relibra.evaluation.work import work_of
+from relibra.planning import Cluster, Model, Schedule
+from relibra.planning.load import StepLoad
 from relibra.planning.replicas.replicate import replicate_layer
 
 
@@ -25,6 +27,18 @@ def test_the_search_finds_the_lowest_limit_but_makes_no_small_replicas():
     load_X = np.array([1500, 1500, 600, 400])
     assert quota_replicas(load_X, 4, 1, 100).tolist() == [[0, 3, 450], [1, 2, 450]]
     assert len(quota_replicas(load_X, 4, 1, 1024)) == 0
+
+
+@pytest.mark.parametrize(("num_ranks", "most"), [(8, 7), (16, 4)])
+def test_in_a_domain_of_more_than_8_ranks_others_pass_on_the_weights_of_a_hot_expert(num_ranks, most):
+    cluster = Cluster(num_nodes=1, gpus_per_node=num_ranks, redundant_slots=1)
+    counts_SLE = np.full((num_ranks, 1, num_ranks), 0)
+    counts_SLE[:, 0, 0] = 8000
+    load = StepLoad.of(counts_SLE, Schedule.round_robin(num_ranks, 1, cluster), cluster)
+    model = Model(num_layers=1, num_experts=num_ranks, top_k=1)
+    assignment = ultraep(load.load_MLE, model, cluster)
+    assert assignment.is_replica_Q.sum() == num_ranks - 1
+    assert work_of(assignment, load, cluster).weights_inside_ML.max() == most
 
 
 @pytest.mark.parametrize("seed", range(5))

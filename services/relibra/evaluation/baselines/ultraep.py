@@ -12,6 +12,9 @@ The original runs on GPUs only, and was not run beside this.
 M rows, L layers, E experts, R EP ranks, N nodes, G ranks per node, S slots, X experts of a node, Y replicas.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,19 +32,44 @@ _NUM_RAISED = 2
 """How often the limit is raised before the search."""
 _NUM_PROBES = 4
 """The limits that a round of the search tries."""
+_DIRECT_RANKS = 8
+"""In larger NVLink domains, ranks pass on the weights of experts with many replicas."""
+_RELAYED_FROM = 4
+"""The replicas from which on a rank's weights are relayed; 4, 5 and 6 then take the same time (README)."""
 _EVEN_SHARE = 0
 """Instead of a number of tokens: a replica must have an even share of what its rank has left to hand over."""
 
 
 def ultraep(load_MLE: NDArray[np.integer], model: Model, cluster: Cluster, min_tokens: int = MIN_TOKENS) -> Assignment:
     """Replicate in every cell; the homes are those of plain expert parallelism."""
+    size, slots = cluster.gpus_per_node, cluster.redundant_slots
+    assignment = replicate_in_nodes(
+        load_MLE, model, cluster, lambda load_X: quota_replicas(load_X, size, slots, min_tokens)
+    )
+    return replace(assignment, most_sent=_RELAYED_FROM if size > _DIRECT_RANKS else None)
+
+
+def replicate_in_nodes(
+    load_MLE: NDArray[np.integer],
+    model: Model,
+    cluster: Cluster,
+    replicas_of: Callable[[NDArray[np.int64]], NDArray[np.int64]],
+) -> Assignment:
+    """Return the assignment of a planner that decides about one node of one cell when its router has run.
+
+    Args:
+        load_MLE: the tokens of every cell.
+        model: the model.
+        cluster: the EP groups.
+        replicas_of: returns the replicas of a node, int64 `[Y, 3]`: (expert, rank, tokens), both counted in the node.
+    """
     home_LE = cluster.identity_placement(model)
     num_rows, num_layers, num_experts = load_MLE.shape
     per_node = num_experts // cluster.num_nodes
     pieces = []
     for row, layer, node in np.ndindex(num_rows, num_layers, cluster.num_nodes):
         load_X = load_MLE[row, layer, node * per_node : (node + 1) * per_node].astype(np.int64)
-        replica_Y3 = quota_replicas(load_X, cluster.gpus_per_node, cluster.redundant_slots, min_tokens)
+        replica_Y3 = replicas_of(load_X)
         np.subtract.at(load_X, replica_Y3[:, 0], replica_Y3[:, 2])
         expert_X = node * per_node + np.arange(per_node)
         for expert_Y, rank_Y, tokens_Y in (
