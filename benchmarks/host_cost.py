@@ -2,19 +2,20 @@
 
     python -m benchmarks.host_cost [--cells 2000]
 
-One process plays one rank of a node of eight. A cell is a forward and a backward of one layer with tiny tensors: the
-agent's own code runs, and everything around it is replaced by as little as possible. Experts are one autograd function,
-transfers go nowhere, and the CUDA driver is one that counts calls and returns (`driver_stub`). So what is left of the
-time is the host's, with neither computation nor transfers, and without the driver's few microseconds per call. The time
-is that of the processor, and the tenth percentile of all turns, because other work on the machine only adds to it.
+One process plays one rank of a node of eight. A cell is one layer with tiny tensors, which runs forward without a
+backward, as a step computes probabilities before its update, and then forward and backward. The agent's own code runs,
+and everything around it is replaced by as little as possible. Experts are one autograd function, transfers go nowhere,
+and the CUDA driver is one that counts calls and returns (`driver_stub`). So what is left of the time is the host's,
+with neither computation nor transfers, and without the driver's few microseconds per call. The time is that of the
+processor, and the tenth percentile of all turns, because other work on the machine only adds to it.
 
 - *Plain* is the same layer without the agent, and its time is subtracted.
 - *Operations* are those that torch's dispatcher counts: on a GPU, most of them are launches. *Kernels* are relibra's.
   *Other calls* of the driver queue copies, words and events.
 - A replicated cell has 14 replicas of two experts in this node. One replica is on this rank, and seven are of an expert
   whose home this rank is. Gradients return.
-- *First time*: the cell has not run before in this step, so what follows from the plan alone is found on the way. The
-  other cells ran before, as in an earlier phase of the step or in the forward before a recomputation.
+- *First time*: the cell has not run before in this step, so what follows from the plan alone is found on the way, as in
+  the three passes over every cell of a step. The other cells ran before, as where activations are recomputed.
 - *Counts ahead*: a replay tells the routing, so that counts are gathered once for all cells.
 - *Symmetric memory*: that transport queues its copies and signals.
 
@@ -276,16 +277,15 @@ def small_operation_us() -> float:
 
 
 @contextmanager
-def stub_driver() -> Iterator[StubDriver]:
+def launching_with(stub: StubDriver) -> Iterator[None]:
     """Let the operators of relibra launch their kernels in the body with a driver that does nothing."""
-    stub = StubDriver()
     with stub.loaded() as device:
 
         def on_a_device(*_: object) -> Device:
             return device
 
         with mock.patch.object(ops, "_kernels", on_a_device):
-            yield stub
+            yield
 
 
 def main() -> None:
@@ -294,7 +294,8 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=2000)
     num_turns = parser.parse_args().cells // MODEL.num_layers
     torch.set_num_threads(1)
-    with stub_driver() as driver:
+    driver = StubDriver()
+    with launching_with(driver):
         cases = {
             "plain": Layers(None),
             "no replicas": Layers([]),
@@ -302,7 +303,7 @@ def main() -> None:
             "replicas, counts ahead": Layers(REPLICAS, is_ahead=True),
             "replicas, symmetric memory": Layers(REPLICAS, device=StubMemory(driver)),
         }
-        first_times = {"replicas, first time": Layers(REPLICAS)}
+        first_times = {"replicas, symmetric memory, first time": Layers(REPLICAS, device=StubMemory(driver))}
         times_us = measured_us(cases, num_turns) | measured_us(first_times, num_turns, is_first_time=True)
         counted = {name: counts(layers, driver) for name, layers in (cases | first_times).items()}
     plain_us, num_plain = times_us.pop("plain"), counted["plain"].operations

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from benchmarks.driver_stub import StubDriver
+from harness.counting_driver import counting_driver
 from relibra.errors import RelibraError
 from relibra.kernels import stream_work
-from relibra.kernels.stream_work import Copy, Events, Submission, Wait, Work, Write
+from relibra.kernels.stream_work import Call, Copy, Events, Wait, Work, Write, copies_call, submit, words_call
 
 WORK: list[Work] = [
     Wait(1 << 40, 2),
@@ -27,7 +28,7 @@ WORK: list[Work] = [
 
 @pytest.fixture
 def driver() -> Iterator[StubDriver]:
-    driver = StubDriver()
+    driver = counting_driver()
     driver.take_work()
     return driver
 
@@ -41,23 +42,34 @@ def changed(driver: StubDriver, *without: str, **calls: Any) -> Iterator[None]:
         yield
 
 
+def calls(driver: StubDriver) -> list[Call]:
+    """Return the calls for the work."""
+    of = driver.context
+    return [
+        words_call(of, [each for each in group if not isinstance(each, Copy)])
+        if isinstance(group[0], Wait | Write)
+        else copies_call(of, [each for each in group if isinstance(each, Copy)])
+        for group in (WORK[:1], WORK[1:3], WORK[3:5], WORK[5:6], WORK[6:])
+    ]
+
+
 def raised(base: int) -> list[tuple[int, Work]]:
     """Return the work as the driver gets it, on stream 77."""
     return [(77, each if isinstance(each, Copy) else each._replace(value=each.value + base)) for each in WORK]
 
 
 def test_work_comes_in_its_order_again_and_again_in_one_call_for_what_follows_one_another(driver: StubDriver) -> None:
-    submission = Submission(driver.context, WORK)
+    of_work = calls(driver)
     for base in (0, 1 << 48):
         before = driver.num_calls()
-        submission.queue(77, base)
+        submit(driver.context, of_work, 77, base)
         assert driver.take_work() == raised(base)
         assert driver.num_calls() - before == 5
 
 
 def test_a_driver_without_batches_of_copies_gets_them_one_by_one(driver: StubDriver) -> None:
     with changed(driver, "cuMemcpyBatchAsync"):
-        Submission(driver.context, WORK).queue(77, 5)
+        submit(driver.context, calls(driver), 77, 5)
     assert driver.take_work() == raised(5)
 
 
@@ -66,7 +78,7 @@ def test_a_refusal_is_raised_with_the_name_of_the_call(driver: StubDriver) -> No
         changed(driver, cuMemcpyAsync=lambda *_: 201),
         pytest.raises(RelibraError, match=r"cuMemcpyAsync on CUDA device 0: stub \(201\)"),
     ):
-        Submission(driver.context, WORK).queue(77, 0)
+        submit(driver.context, calls(driver), 77, 0)
 
 
 @pytest.mark.parametrize(("status", "is_over"), [(0, True), (600, False)])

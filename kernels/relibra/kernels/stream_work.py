@@ -5,8 +5,10 @@ The driver takes any number of words in one call, and from CUDA 12.8 on any numb
 
 import ctypes
 from collections.abc import Callable, Sequence
-from itertools import groupby
-from typing import NamedTuple
+from ctypes import byref, c_size_t, c_void_p
+from functools import cache
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 
@@ -52,77 +54,74 @@ _THREAD_LOCAL = 1
 """CU_STREAM_CAPTURE_MODE_THREAD_LOCAL."""
 
 
-_Call = tuple[str, Callable[[ctypes.c_void_p], int]]
-"""A name and a call of the driver, which gets the handle of the stream and returns a status."""
+Call = Callable[[c_void_p, int], None]
+"""Queues something on the stream of a handle. The number is added to the values of words.
+
+Raises:
+    RelibraError: the driver refused.
+"""
 
 
-class Submission:
-    """Work in its order, ready for the driver, to be queued any number of times.
+def words_call(of: Context, words: Sequence[Wait | Write]) -> Call:
+    """Return a call of the driver that waits for words and writes words, in this order."""
+    table, batch, num = (ctypes.c_uint64 * (_SIZE * len(words)))(), of.lib.cuStreamBatchMemOp_v2, len(words)
+    for i, word in enumerate(words):
+        table[_SIZE * i + _KIND] = _WAIT_64 if isinstance(word, Wait) else _WRITE_64
+        table[_SIZE * i + _ADDRESS] = word.address
+    values = [(_SIZE * i + _VALUE, word.value) for i, word in enumerate(words)]
+
+    def call(stream: c_void_p, base: int) -> None:
+        for place, value in values:
+            table[place] = value + base
+        if status := batch(stream, num, table, 0):
+            of.check("cuStreamBatchMemOp", status)
+
+    return call
+
+
+def copies_call(of: Context, copies: Sequence[tuple[int, int, int]]) -> Call:
+    """Return a call that queues some copies: one of the driver, where it has batches and there are several.
 
     Args:
         of: the context of the stream's device.
-        work: what to do.
+        copies: as in `Copy`.
     """
+    num = len(copies)
+    if num == 1 or not hasattr(of.lib, "cuMemcpyBatchAsync"):
+        one_by_one = [(c_void_p(into), c_void_p(source), c_size_t(size_bytes)) for into, source, size_bytes in copies]
 
-    def __init__(self, of: Context, work: Sequence[Work]) -> None:
-        self._context = of
-        words = [each for each in work if not isinstance(each, Copy)]
-        self._table = (ctypes.c_uint64 * (_SIZE * len(words)))()
-        for i, each in enumerate(words):
-            self._table[_SIZE * i + _KIND] = _WAIT_64 if isinstance(each, Wait) else _WRITE_64
-            self._table[_SIZE * i + _ADDRESS] = each.address
-        self._values = [(_SIZE * i + _VALUE, each.value) for i, each in enumerate(words)]
-        self._calls, begin = list[_Call](), 0
-        for are_copies, group in groupby(work, key=lambda each: isinstance(each, Copy)):
-            some = list(group)
-            if are_copies:
-                self._calls += _copies(of.lib, some)  # type: ignore[arg-type]
-            else:
-                self._calls.append(self._words(begin, len(some)))
-                begin += len(some)
+        def call_each(stream: c_void_p, _: int) -> None:
+            for arguments in one_by_one:
+                if status := of.lib.cuMemcpyAsync(*arguments, stream):
+                    of.check("cuMemcpyAsync", status)
 
-    def queue(self, stream: int, base: int) -> None:
-        """Queue the work.
+        return call_each
+    columns = (ctypes.c_uint64 * (3 * num))(*chain.from_iterable(zip(*copies, strict=True)))
+    column_bytes = 8 * num
+    arguments = *(byref(columns, i * column_bytes) for i in range(3)), c_size_t(num), *_attributes(), byref(c_size_t())
 
-        Args:
-            stream: the driver's handle.
-            base: is added to all values.
+    def call(stream: c_void_p, _: int) -> None:
+        if status := of.lib.cuMemcpyBatchAsync(*arguments, stream):
+            of.check("cuMemcpyBatchAsync", status)
 
-        Raises:
-            RelibraError: the driver refused.
-        """
-        table = self._table
-        for place, value in self._values:
-            table[place] = value + base
-
-        def run() -> None:
-            handle = ctypes.c_void_p(stream)
-            for name, call in self._calls:
-                if status := call(handle):
-                    self._context.check(name, status)
-
-        self._context.within(run)
-
-    def _words(self, begin: int, num: int) -> _Call:
-        batch, table = self._context.lib.cuStreamBatchMemOp_v2, self._table
-        first = ctypes.byref(table, ctypes.sizeof(ctypes.c_uint64) * _SIZE * begin)
-        return "cuStreamBatchMemOp", lambda stream: batch(stream, num, first, 0)
+    return call
 
 
-def _copies(lib: ctypes.CDLL, copies: Sequence[Copy]) -> list[_Call]:
-    """Return the calls that queue some copies: one, where the driver has batches and there are several."""
-    if len(copies) == 1 or not hasattr(lib, "cuMemcpyBatchAsync"):
-        return [_copy(lib, copy) for copy in copies]
-    num, one, batch = len(copies), ctypes.c_size_t(1), lib.cuMemcpyBatchAsync
-    into, source, size_bytes = ((ctypes.c_uint64 * num)(*column) for column in zip(*copies, strict=True))
-    attributes, first, failed = (ctypes.c_uint32 * 6)(_IN_STREAM_ORDER), ctypes.c_size_t(), ctypes.c_size_t()
-    more = ctypes.c_size_t(num), ctypes.byref(attributes), ctypes.byref(first), one, ctypes.byref(failed)
-    return [("cuMemcpyBatchAsync", lambda stream: batch(into, source, size_bytes, *more, stream))]
+@cache
+def _attributes() -> tuple[Any, ...]:
+    """Return the attributes of all copies, the first copy that has them, and how many attributes there are."""
+    return byref((ctypes.c_uint32 * 6)(_IN_STREAM_ORDER)), byref(c_size_t()), c_size_t(1)
 
 
-def _copy(lib: ctypes.CDLL, copy: Copy) -> _Call:
-    arguments = ctypes.c_void_p(copy.into), ctypes.c_void_p(copy.source), ctypes.c_size_t(copy.size_bytes)
-    return "cuMemcpyAsync", lambda stream: lib.cuMemcpyAsync(*arguments, stream)
+def submit(of: Context, calls: Sequence[Call], stream: int, base: int) -> None:
+    """Make some calls in their order, for the stream of a handle."""
+    handle = c_void_p(stream)
+
+    def run() -> None:
+        for call in calls:
+            call(handle, base)
+
+    of.within(run)
 
 
 class Events:
@@ -132,18 +131,18 @@ class Events:
     """
 
     def __init__(self, of: Context) -> None:
-        self._context, self._handles = of, [ctypes.c_void_p(), ctypes.c_void_p()]
+        self._context, self._handles = of, [c_void_p(), c_void_p()]
         of.within(self._create)
 
     def _create(self) -> None:
         for handle in self._handles:
-            self._context.check("cuEventCreate", self._context.lib.cuEventCreate(ctypes.byref(handle), _NO_TIMING))
+            self._context.check("cuEventCreate", self._context.lib.cuEventCreate(byref(handle), _NO_TIMING))
 
     def record(self, stream: int) -> None:
         """Make the present end of a stream its last point."""
         self._context.within(
             lambda: self._context.check(
-                "cuEventRecord", self._context.lib.cuEventRecord(self._handles[0], ctypes.c_void_p(stream))
+                "cuEventRecord", self._context.lib.cuEventRecord(self._handles[0], c_void_p(stream))
             )
         )
 
@@ -169,9 +168,9 @@ def own_stream(device: torch.device) -> torch.cuda.Stream:
     Raises:
         RelibraError: the driver refused.
     """
-    of, handle = context(device.index), ctypes.c_void_p()
+    of, handle = context(device.index), c_void_p()
     of.within(
-        lambda: of.check("cuStreamCreate", of.lib.cuStreamCreate(ctypes.byref(handle), _NON_BLOCKING)),
+        lambda: of.check("cuStreamCreate", of.lib.cuStreamCreate(byref(handle), _NON_BLOCKING)),
     )
     return torch.cuda.ExternalStream(handle.value, device)  # type: ignore[no-untyped-call]
 
@@ -181,4 +180,4 @@ def allow_beside_captures() -> None:
 
     A query of an event would otherwise fail, and end the capture of the other thread.
     """
-    library().cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_THREAD_LOCAL)))
+    library().cuThreadExchangeStreamCaptureMode(byref(ctypes.c_int(_THREAD_LOCAL)))

@@ -129,7 +129,7 @@ def pair() -> tuple[SymmetricTransport, SymmetricTransport]:
     [
         (None, "send.places: expected a place for each tensor of the parcel, got none"),
         (slice(0, 16), r"parcel: expected tensors of \[16\] bytes, as its places have, got \[8\]"),
-        ("elsewhere", r"send.places: expected memory that `memory` of this transport returned, got a \(8,\) tensor"),
+        ("elsewhere", r"send.places: expected memory that `memory` of this transport returned, got a tensor elsewhere"),
     ],
 )
 def test_a_parcel_without_a_fitting_place_is_refused_and_leaves_nothing_behind(

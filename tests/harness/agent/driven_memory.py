@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
-from benchmarks.driver_stub import StubDriver
 from harness.agent.simulated_memory import Device, Step, Stream
+from harness.counting_driver import counting_driver
 from relibra.agent.transport.cuda_stream import WORD_BYTES, CudaStream
 from relibra.agent.transport.symmetric_memory import Queue, Work
 from relibra.kernels import stream_work
@@ -19,10 +19,8 @@ class DrivenStream(Stream):
         device = self.device
         assert isinstance(device, DrivenDevice)
         addresses = [each.begin for each in device.node if isinstance(each, DrivenDevice)]
-        queue, driver = (
-            CudaStream(device.driver.context, addresses, device.rank, lambda: 1).prepare(work),
-            device.driver,
-        )
+        driver = counting_driver()
+        queue = CudaStream(driver.context, addresses, device.rank, lambda: 1).prepare(work)
 
         def queue_what_the_driver_got(base: int) -> None:
             driver.take_work()
@@ -34,10 +32,9 @@ class DrivenStream(Stream):
 
 
 class DrivenDevice(Device):
-    """A device whose words are real memory. `driver` is that of all devices."""
+    """A device whose words are real memory."""
 
     stream = DrivenStream
-    driver = StubDriver()
 
     @property
     def begin(self) -> int:

@@ -38,6 +38,20 @@ class Memory(NamedTuple):
             return cls(0, 0, parts)
         return cls(min(parts)[0], max([end for _, end in parts]), parts)
 
+    @classmethod
+    def to_fill(cls, tensors: Sequence[Tensor]) -> "Memory":
+        """Return the memory of tensors that a transfer fills.
+
+        Raises:
+            InvalidInput: two of them overlap.
+            ValueError: a tensor is not contiguous.
+        """
+        memory = cls.of(tensors)
+        for (_, end), part in itertools.pairwise(sorted(memory.parts)):
+            if part[0] < end:
+                raise _refusal(*part)
+        return memory
+
     def refuse_overlap(self, others: Iterable["Memory"]) -> None:
         """Raise if a tensor overlaps the memory of others."""
         for other in others:
@@ -48,19 +62,13 @@ class Memory(NamedTuple):
                 if any(begin < other_end and other_begin < end for other_begin, other_end in other.parts):
                     raise _refusal(begin, end)
 
-    def refuse_overlap_within(self) -> None:
-        """Raise if a tensor overlaps another one of these."""
-        for (_, end), part in itertools.pairwise(sorted(self.parts)):
-            if part[0] < end:
-                raise _refusal(*part)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Claim:
     """The memory of one transfer.
 
     Raises:
-        InvalidInput: a tensor to fill overlaps another tensor of the transfer.
+        InvalidInput: a tensor to fill overlaps a sent one.
     """
 
     sent: Memory
@@ -68,7 +76,6 @@ class Claim:
 
     def __post_init__(self) -> None:
         """See `Claim`."""
-        self.filled.refuse_overlap_within()
         self.sent.refuse_overlap((self.filled,))
 
 

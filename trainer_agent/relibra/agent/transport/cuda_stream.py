@@ -2,16 +2,23 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from relibra.agent.transport.symmetric_memory import Push, Put, Queue, Wait, Work
 from relibra.kernels import stream_work
 from relibra.kernels.context import Context
-from relibra.kernels.stream_work import Events, Submission
+from relibra.kernels.stream_work import Call, Events, copies_call, submit, words_call
 
 WORD_BYTES = 8
 _MOST_UNDER_WAY = 64
 """Waits that are remembered, to name the peers that are late: more than a cell and its neighbours queue."""
+_MOST_KNOWN = 4096
+"""Calls that are remembered."""
+
+
+def _is_push(work: Work) -> bool:
+    return type(work) is Push
 
 
 class CudaStream:
@@ -26,20 +33,28 @@ class CudaStream:
 
     def __init__(self, of: Context, words: Sequence[int], rank: int, handle: Callable[[], int]) -> None:
         self._context, self._words, self._rank, self._handle = of, words, rank, handle
+        self._known = dict[tuple[Put | Wait, ...], Call]()
 
     def prepare(self, work: Sequence[Work]) -> Queue:
         """See `symmetric_memory.Stream`."""
-        if not work:
-            return lambda _: None
-        submission = Submission(self._context, [self._addressed(each) for each in work])
-        return lambda base: submission.queue(self._handle(), base)
+        calls = [
+            copies_call(self._context, list(group)) if is_push else self._words_call(tuple(group))  # type: ignore[arg-type]
+            for is_push, group in groupby(work, _is_push)
+        ]
+        return lambda base: submit(self._context, calls, self._handle(), base)
 
-    def _addressed(self, work: Work) -> stream_work.Work:
-        if isinstance(work, Push):
-            return stream_work.Copy(*work)
-        if isinstance(work, Put):
-            return stream_work.Write(self._word(work.peer, work.word), work.value)
-        return stream_work.Wait(self._word(self._rank, work.word), work.value)
+    def _words_call(self, words: tuple[Put | Wait, ...]) -> Call:
+        """Return the call for some words; transfers between the same ranks have the same."""
+        if words not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[words] = words_call(self._context, [self._addressed(each) for each in words])
+        return self._known[words]
+
+    def _addressed(self, word: Put | Wait) -> stream_work.Wait | stream_work.Write:
+        if isinstance(word, Put):
+            return stream_work.Write(self._word(word.peer, word.word), word.value)
+        return stream_work.Wait(self._word(self._rank, word.word), word.value)
 
     def _word(self, rank: int, word: int) -> int:
         return self._words[rank] + WORD_BYTES * word

@@ -113,7 +113,7 @@ class HostWeights:
                 raise InvalidInput.of("pull.into", expected=f"tensors of {want}", got=got)
             self._pin(pull.peer, pull.expert)
             pairs += zip(pull.into, source, strict=True)
-        claim = Claim(Memory.of([]), Memory.of([into for into, _ in pairs]))
+        claim = Claim(Memory.of([]), Memory.to_fill([into for into, _ in pairs]))
         self._claims.take(claim)
         self._num_under_way += 1
         return _Pulled(self, claim, pairs)

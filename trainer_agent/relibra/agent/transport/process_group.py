@@ -78,7 +78,7 @@ class _Transfers:
     def __init__(self, transport: ProcessGroupTransport, sends: Sequence[Send], receives: Sequence[Receive]) -> None:
         self._transport, self._to = transport, [send.peer for send in sends]
         self._arriving = [(receive.peer, tensor) for receive in receives for tensor in receive.tensors]
-        self._filled = Memory.of([tensor for _, tensor in self._arriving])
+        self._filled = Memory.to_fill([tensor for _, tensor in self._arriving])
         self._peers = {*self._to, *(receive.peer for receive in receives)}
         self._group: dist.ProcessGroup | None = None
         self._receiving = list[dist.P2POp]()

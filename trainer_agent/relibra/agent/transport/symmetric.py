@@ -18,6 +18,7 @@ it. So a rank queues what its peers wait for, openings and pushes, before it wai
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +30,9 @@ from relibra.errors import InvalidInput
 
 _CALL = 1 << 16
 """By how much a call raises words, which is more than it can have parcels for one peer."""
+
+_MOST_SIGNALS = 4096
+"""Signals that are remembered."""
 
 _Range = tuple[int, int]
 """The address and the size in bytes of a tensor."""
@@ -48,45 +52,83 @@ class SymmetricTransport:
         self.rank, self.num_ranks = device.rank, device.num_ranks
         self.sent_bytes = 0
         self.claims, self.current, self.outgoing = Claims(), device.current_stream(), device.side_stream()
-        self._device, self._regions, self._num_calls = device, list[Sequence[Tensor]](), 0
+        self._device, self._regions, self._num_calls = device, list[_Region](), 0
+        self._signals = dict[tuple[bool, tuple[tuple[int, int], ...]], _Signals]()
 
     def memory(self, size_bytes: int, device: torch.device) -> Tensor:
         """See `ExpertTransport`."""
-        self._regions.append(self._device.allocate(size_bytes))
-        return self._regions[-1][self.rank]
+        memory = self._device.allocate(size_bytes)
+        own = memory[self.rank]
+        begin = own.data_ptr()
+        self._regions.append(
+            _Region(begin, begin + own.nbytes, [of_peer.data_ptr() - begin for of_peer in memory], memory)
+        )
+        return own
 
     def prepare(self, sends: Sequence[Send], receives: Sequence[Receive]) -> "_Transfers":
         """See `ExpertTransport`."""
-        for peers in (sends, receives):
-            most = max(Counter(each.peer for each in peers).values(), default=0)
-            if most >= _CALL:
-                raise InvalidInput.of("parcels", expected=f"less than {_CALL} of a rank for another one", got=most)
-        for receive in receives:
-            for tensor in receive.tensors:
-                self._seen_by(self.rank, "receive.tensors", tensor)
-        targets = list[tuple[int, list[_Range]]]()
-        for send in sends:
-            if send.places is None:
+        filled = Memory.to_fill([tensor for receive in receives for tensor in receive.tensors])
+        self._region("receive.tensors", filled)
+        targets: list[tuple[int, list[_Range]]] = []
+        for peer, places in sends:
+            if places is None:
                 raise InvalidInput.of("send.places", expected="a place for each tensor of the parcel", got="none")
-            targets.append((send.peer, [self._seen_by(send.peer, "send.places", place) for place in send.places]))
-        return _Transfers(self, targets, receives)
+            region = self._region("send.places", Memory.of(places))
+            ahead = 0 if region is None else region.ahead[peer]
+            targets.append((peer, [(place.data_ptr() + ahead, place.nbytes) for place in places]))
+        return _Transfers(self, targets, receives, filled)
+
+    def signals(self, is_sending: bool, num_received: Counter[int]) -> "_Signals":
+        """Return what the current stream signals and waits for in a transfer; most cells have those of others.
+
+        Args:
+            is_sending: whether the rank sends something.
+            num_received: by peer, the parcels that arrive.
+        """
+        key = is_sending, tuple(num_received.items())
+        if key not in self._signals:
+            if max(num_received.values(), default=0) >= _CALL:
+                raise InvalidInput.of("parcels", expected=f"less than {_CALL} from a rank", got=dict(num_received))
+            if len(self._signals) >= _MOST_SIGNALS:
+                self._signals.clear()
+            rank, arrived = self.rank, self.num_ranks
+            opened = [Put(peer, rank, 0) for peer in (*num_received, *[rank] * is_sending)]
+            awaited = [Wait(arrived + rank, 1)] * is_sending + [Wait(arrived + p, n) for p, n in num_received.items()]
+            self._signals[key] = _Signals(self.current.prepare(opened), self.current.prepare(awaited))
+        return self._signals[key]
 
     def next_base(self) -> int:
         """Begin a call; return what it adds to the values of words."""
         self._num_calls += 1
         return self._num_calls * _CALL
 
-    def _seen_by(self, peer: int, name: str, tensor: Tensor) -> _Range:
-        """Return where the memory of `peer` is that lies at the place of a tensor in this rank's memory."""
-        begin, size_bytes = _range(tensor)
+    def _region(self, name: str, memory: Memory) -> "_Region | None":
+        """Return the region that some memory is in; None for no memory."""
+        if not memory.parts:
+            return None
         for region in self._regions:
-            first = begin - region[self.rank].data_ptr()
-            if 0 <= first <= region[self.rank].nbytes - size_bytes:
-                return region[peer].data_ptr() + first, size_bytes
-        if not size_bytes:
-            return begin, 0
-        expected = "memory that `memory` of this transport returned"
-        raise InvalidInput.of(name, expected=expected, got=f"a {tuple(tensor.shape)} tensor elsewhere")
+            if region.begin <= memory.begin and memory.end <= region.end:
+                return region
+        expected, size_bytes = "memory that `memory` of this transport returned", memory.end - memory.begin
+        raise InvalidInput.of(name, expected=expected, got=f"a tensor elsewhere within {size_bytes} bytes")
+
+
+class _Region(NamedTuple):
+    """Memory of the transport."""
+
+    begin: int
+    end: int
+    ahead: Sequence[int]
+    """How far behind this rank's memory that of each peer is mapped, in bytes."""
+    memory: Sequence[Tensor]
+    """That of all ranks, which stays alive."""
+
+
+class _Signals(NamedTuple):
+    """The part of the current stream in a transfer."""
+
+    open: Queue
+    wait: Queue
 
 
 class _Transfers:
@@ -96,6 +138,7 @@ class _Transfers:
         transport: moves them.
         targets: the peer of each parcel that leaves, and the places of its tensors in memory of the peer.
         receives: the parcels that arrive.
+        filled: their memory.
     """
 
     def __init__(
@@ -103,23 +146,18 @@ class _Transfers:
         transport: SymmetricTransport,
         targets: Sequence[tuple[int, Sequence[_Range]]],
         receives: Sequence[Receive],
+        filled: Memory,
     ) -> None:
-        rank, num_ranks = transport.rank, transport.num_ranks
-        self._transport, self._targets = transport, targets
-        self._filled = Memory.of([tensor for receive in receives for tensor in receive.tensors])
-        num_received, self._arrivals = Counter[int](), dict[_Range, Wait]()
+        self._transport, self._targets, self._filled = transport, targets, filled
+        num_received: Counter[int] = Counter()
+        self._arrivals: dict[_Range, Wait] = {}
         for peer, tensors in receives:
             num_received[peer] += 1
-            self._arrivals |= {_range(each): Wait(num_ranks + peer, num_received[peer]) for each in tensors}
-        is_sending = bool(targets)
-        self._open = transport.current.prepare([Put(peer, rank, 0) for peer in (*num_received, *[rank] * is_sending)])
-        awaited = [
-            *([Wait(num_ranks + rank, 1)] * is_sending),
-            *(Wait(num_ranks + p, n) for p, n in num_received.items()),
-        ]
-        self._await: Queue | None = transport.current.prepare(awaited) if awaited else None
-        self._sent = list[_Range]()
-        self._claim, self._sent_bytes = Claim(Memory.of([]), self._filled), 0
+            if targets:
+                arrival = Wait(transport.num_ranks + peer, num_received[peer])
+                self._arrivals |= {_range(tensor): arrival for tensor in tensors}
+        self._signals = transport.signals(bool(targets), num_received) if targets or receives else None
+        self._sent: list[_Range] | None = None
         self._push: Queue = _nothing
 
     def start(self, sent: Sequence[Sequence[Tensor]]) -> "_Transfer":
@@ -129,12 +167,12 @@ class _Transfers:
         if ranges != self._sent:
             self._route(sent, ranges)
         transport.claims.take(self._claim)
-        base = transport.next_base()
-        if self._await is not None:
-            self._open(base)
+        base, signals = transport.next_base(), self._signals
+        if signals is not None:
+            signals.open(base)
             self._push(base)
         transport.sent_bytes += self._sent_bytes
-        return _Transfer(transport.claims, self._claim, self._await, base, sent)
+        return _Transfer(transport.claims, self._claim, None if signals is None else signals.wait, base, sent)
 
     def _route(self, sent: Sequence[Sequence[Tensor]], ranges: list[_Range]) -> None:
         """Find what it takes to send what lies there.
@@ -142,7 +180,9 @@ class _Transfers:
         Each parcel leaves when its memory is open and, for a relay, when it has arrived.
         """
         rank, num_ranks = self._transport.rank, self._transport.num_ranks
-        work, num_sent, own = list[Work]([Wait(rank, 0)]), Counter[int](), list[Tensor]()
+        num_sent: Counter[int] = Counter()
+        work: list[Work] = [Wait(rank, 0)]
+        own: list[Tensor] = []
         for (peer, targets), tensors in zip(self._targets, sent, strict=True):
             sources = [_range(tensor) for tensor in tensors]
             if (want := [size for _, size in targets]) != (got := [size for _, size in sources]):

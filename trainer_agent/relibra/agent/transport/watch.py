@@ -61,7 +61,7 @@ class Watch(threading.Thread):
         self._prepare()
         before: dict[int, WatchedMark] = {}
         while not self._stopped.wait(self._timeout_s / 2):
-            stuck = [mark for mark in before.values() if not mark.is_over()]
+            stuck = [mark for mark in before.values() if not _is_over(mark)]
             if stuck:
                 why = f"this rank's GPU waits for signals since {self._timeout_s / 2:g} s"
                 log.critical("%s", missing(self._late(stuck), why))
@@ -84,3 +84,12 @@ class Watch(threading.Thread):
     def stop(self) -> None:
         """Stop looking."""
         self._stopped.set()
+
+
+def _is_over(mark: WatchedMark) -> bool:
+    """Return whether the device has passed a mark; a device that fails when it is asked passes none any more."""
+    try:
+        return mark.is_over()
+    except Exception:
+        log.exception("the device does not say whether it has passed a point")
+        return False
