@@ -2,20 +2,22 @@
 
     python -m benchmarks.host_cost [--cells 2000]
 
-One process plays one rank of a node of eight. A cell is a forward and a backward of one layer with tiny tensors: the
-agent's own code runs, and everything around it is replaced by as little as possible. Experts are one autograd function,
-transfers go nowhere, and relibra's kernels get their tables filled and are not launched. So what is left of the time
-is the host's, with neither computation nor transfers, and without the driver's few microseconds per launch. The time is
-that of the processor, and the tenth percentile of all turns, because other work on the machine only adds to it.
+One process plays one rank of a node of eight. A cell is one layer with tiny tensors, which runs forward without a
+backward, as a step computes probabilities before its update, and then forward and backward. The agent's own code runs,
+and everything around it is replaced by as little as possible. Experts are one autograd function, transfers go nowhere,
+and the CUDA driver is one that counts calls and returns (`driver_stub`). So what is left of the time is the host's,
+with neither computation nor transfers, and without the driver's few microseconds per call. The time is that of the
+processor, and the tenth percentile of all turns, because other work on the machine only adds to it.
 
 - *Plain* is the same layer without the agent, and its time is subtracted.
 - *Operations* are those that torch's dispatcher counts: on a GPU, most of them are launches. *Kernels* are relibra's.
+  *Other calls* of the driver queue copies, words and events.
 - A replicated cell has 14 replicas of two experts in this node. One replica is on this rank, and seven are of an expert
   whose home this rank is. Gradients return.
-- *First time*: the cell has not run before in this step, so what follows from the plan alone is found on the way. The
-  other cells ran before, as in an earlier phase of the step or in the forward before a recomputation.
+- *First time*: the cell has not run before in this step, so what follows from the plan alone is found on the way, as in
+  the three passes over every cell of a step. The other cells ran before, as where activations are recomputed.
 - *Counts ahead*: a replay tells the routing, so that counts are gathered once for all cells.
-- *Symmetric memory*: that transport queues its copies and signals on a device that does nothing.
+- *Symmetric memory*: that transport queues its copies and signals.
 
 How fast a core is, a small operation says (`torch.empty(1).add_(1)`), whose time the title of the table has.
 
@@ -27,16 +29,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.host_stand_ins import NUM_RANKS, NoDevice, NoKernels, Nowhere, TinyExperts
+from benchmarks.driver_stub import StubDriver
+from benchmarks.host_stand_ins import NUM_RANKS, Nowhere, StubMemory, TinyExperts
 from benchmarks.results import show, write
 from relibra.agent.cells.arrivals import NUM_PARTS, Arrivals
 from relibra.agent.cells.cells import StepCells
@@ -49,12 +53,13 @@ from relibra.agent.cells.replay import MicroBatchReplay
 from relibra.agent.cells.slots import Slots
 from relibra.agent.cells.token_split import TokenSplit
 from relibra.agent.cells.visit import ReplicaContext
-from relibra.agent.placement import Placement
 from relibra.agent.transport import ExpertTransport, SymmetricTransport, transfer_schedule
 from relibra.agent.transport.symmetric_memory import SymmetricMemory
 from relibra.agent.transport.timed import TimedTransport
 from relibra.kernels import ops
+from relibra.kernels.driver import Device
 from relibra.planning import Cluster, Model, PlanId, Replicas, StepPlan
+from relibra.planning.places import Placement
 from relibra.planning.plan import Level
 
 CPU = torch.device("cpu")
@@ -159,7 +164,7 @@ class Layers:
                 cells=lambda: self._micro_batch.cells,
                 has_routing=lambda: False,
                 logical_experts=lambda _: range(NUM_HOME),
-                check_weights=lambda _: None,
+                check_weights=lambda *_: None,
                 note_forward=lambda: None,
             )
             for layer, each in enumerate(self._experts)
@@ -184,13 +189,19 @@ class Layers:
         transfer_schedule.cache_clear()
 
     def run(self) -> None:
-        """Run all layers forward, and then backward."""
+        """Run all passes of a step: without a backward, forward, and backward."""
+        with torch.no_grad():
+            self.forward()
+        self.forward().backward()
+
+    def forward(self) -> Tensor:
+        """Run all layers forward; return what to go backward from."""
         self._tokens.grad = self._probs_TE.grad = None
         with running(self._micro_batch) if self._executions else nullcontext():
             hidden = self._tokens
             for layer in range(MODEL.num_layers):
                 hidden = self._layer(layer, hidden)
-        hidden.sum().backward()
+        return hidden.sum()
 
     def _layer(self, layer: int, hidden: Tensor) -> Tensor:
         execution = self._executions[layer] if self._executions else None
@@ -204,6 +215,8 @@ class Layers:
         return computed
 
 
+PASSES = "recompute", "forward", "backward"
+"""Those of a step: one without a backward first, then one with it."""
 MAP_TE = torch.ones(NUM_TOKENS, MODEL.num_experts, dtype=torch.bool)
 
 
@@ -211,25 +224,45 @@ def _no_topk(scores: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return scores, scores
 
 
-def measured_us(cases: Mapping[str, Layers], num_turns: int, *, is_first_time: bool = False) -> dict[str, float]:
-    """Run all cases in turn; return the tenth percentile of the time of a cell of each."""
-    times_us: dict[str, list[float]] = {name: [] for name in cases}
+def measured_us(
+    cases: Mapping[str, Layers], num_turns: int, *, is_first_time: bool = False
+) -> dict[str, NDArray[np.float64]]:
+    """Run all cases in turn; return the tenth percentiles of the times of each pass over a cell."""
+    times_us: dict[str, list[NDArray[np.float64]]] = {name: [] for name in cases}
     for turn in range(num_turns):
         for name, layers in cases.items():
             if is_first_time:
                 layers.begin_step()
-            began_s = time.thread_time()
-            layers.run()
-            times_us[name] += [(time.thread_time() - began_s) / MODEL.num_layers * 1e6] * (turn > 10)
-    return {name: float(np.percentile(each, 10)) for name, each in times_us.items()}
+            marks_s = [time.thread_time()]
+            with torch.no_grad():
+                layers.forward()
+            marks_s.append(time.thread_time())
+            outputs = layers.forward()
+            marks_s.append(time.thread_time())
+            outputs.backward()
+            marks_s.append(time.thread_time())
+            times_us[name] += [np.diff(marks_s) / MODEL.num_layers * 1e6] * (turn > 10)
+    return {name: np.percentile(each, 10, axis=0) for name, each in times_us.items()}
 
 
-def counts(layers: Layers, kernels: NoKernels) -> tuple[float, float]:
-    """Run all layers; return the operations of torch and the launches of `kernels` per cell."""
-    before = kernels.num_launches
+class Counts(NamedTuple):
+    """What all passes over a cell queue."""
+
+    operations: float
+    """Of torch."""
+    kernels: float
+    """Of relibra."""
+    other_calls: float
+    """Of the driver: copies, words and events."""
+
+
+def counts(layers: Layers, driver: StubDriver) -> Counts:
+    """Run all layers; return what they queue per cell."""
+    num_launches, num_calls = driver.num_launches(), driver.num_calls()
     with Operations() as operations:
         layers.run()
-    return operations.num / MODEL.num_layers, (kernels.num_launches - before) / MODEL.num_layers
+    num_launches, num_calls = driver.num_launches() - num_launches, driver.num_calls() - num_calls
+    return Counts(*(num / MODEL.num_layers for num in (operations.num, num_launches, num_calls - num_launches)))
 
 
 def small_operation_us() -> float:
@@ -244,15 +277,15 @@ def small_operation_us() -> float:
 
 
 @contextmanager
-def without_launches() -> Iterator[NoKernels]:
-    """Let the operators of relibra prepare launches in the body, and launch nothing."""
-    kernels = NoKernels()
+def launching_with(stub: StubDriver) -> Iterator[None]:
+    """Let the operators of relibra launch their kernels in the body with a driver that does nothing."""
+    with stub.loaded() as device:
 
-    def on_a_device(*_: object) -> NoKernels:
-        return kernels
+        def on_a_device(*_: object) -> Device:
+            return device
 
-    with mock.patch.object(ops, "_kernels", on_a_device):
-        yield kernels
+        with mock.patch.object(ops, "_kernels", on_a_device):
+            yield
 
 
 def main() -> None:
@@ -261,29 +294,31 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=2000)
     num_turns = parser.parse_args().cells // MODEL.num_layers
     torch.set_num_threads(1)
-    with without_launches() as kernels:
+    driver = StubDriver()
+    with launching_with(driver):
         cases = {
             "plain": Layers(None),
             "no replicas": Layers([]),
             "replicas": Layers(REPLICAS),
             "replicas, counts ahead": Layers(REPLICAS, is_ahead=True),
-            "replicas, symmetric memory": Layers(REPLICAS, device=NoDevice()),
+            "replicas, symmetric memory": Layers(REPLICAS, device=StubMemory(driver)),
         }
-        first_times = {"replicas, first time": Layers(REPLICAS)}
+        first_times = {"replicas, symmetric memory, first time": Layers(REPLICAS, device=StubMemory(driver))}
         times_us = measured_us(cases, num_turns) | measured_us(first_times, num_turns, is_first_time=True)
-        counted = {name: counts(layers, kernels) for name, layers in (cases | first_times).items()}
-    plain_us, (num_plain, _) = times_us.pop("plain"), counted["plain"]
+        counted = {name: counts(layers, driver) for name, layers in (cases | first_times).items()}
+    plain_us, num_plain = times_us.pop("plain"), counted["plain"].operations
     rows = [
         {
             "cell": name,
-            "host_us": round(time_us - plain_us, 1),
-            "operations": counted[name][0] - num_plain,
-            "kernels": counted[name][1],
+            **{f"{kind} us": round(float(us), 1) for kind, us in zip(PASSES, time_us - plain_us, strict=True)},
+            "operations": counted[name].operations - num_plain,
+            "kernels": counted[name].kernels,
+            "other calls": counted[name].other_calls,
         }
         for name, time_us in times_us.items()
     ]
     operation_us = round(small_operation_us(), 2)
-    title = "per layer and micro-batch, forward and backward, beyond the plain layer"
+    title = "per layer and micro-batch, beyond the plain layer"
     show(f"{title}; a small operation takes {operation_us} us", rows)
     write("host_cost", rows, cells=num_turns * MODEL.num_layers, small_operation_us=operation_us)
 

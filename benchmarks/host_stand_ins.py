@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.driver_stub import StubDriver
 from relibra.agent.experts import Dispatched, ExpertsForward
-from relibra.agent.transport import Parcel
-from relibra.kernels.launch import Launch
+from relibra.agent.transport import Receive, Send
+from relibra.agent.transport.cuda_stream import CudaStream, WatchedStream
 
 NUM_RANKS = 8
 """The ranks of the node. The process plays rank 0."""
@@ -23,7 +24,11 @@ class Nowhere:
         """Return zeroed memory."""
         return torch.zeros(size_bytes, dtype=torch.uint8, device=device)
 
-    def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> "Nowhere":
+    def prepare(self, sends: Sequence[Send], receives: Sequence[Receive]) -> "Nowhere":
+        """Return at once."""
+        return self
+
+    def start(self, sent: Sequence[Sequence[Tensor]]) -> "Nowhere":
         """Return at once."""
         return self
 
@@ -31,52 +36,26 @@ class Nowhere:
         """Return at once."""
 
 
-class NoDevice:
-    """Symmetric memory of a device that does nothing, and the streams and marks of it."""
+class StubMemory:
+    """Symmetric memory of rank 0 on a device whose driver does nothing."""
 
     rank, num_ranks = 0, NUM_RANKS
+
+    def __init__(self, driver: StubDriver) -> None:
+        self._words = torch.zeros(2 * NUM_RANKS, dtype=torch.int64)
+        self._place = driver.context, [self._words.data_ptr()] * NUM_RANKS, 0
 
     def allocate(self, size_bytes: int) -> Sequence[Tensor]:
         """Return zeroed memory of this rank, which stands for that of its peers."""
         return [torch.zeros(size_bytes, dtype=torch.uint8)] * self.num_ranks
 
-    def current_stream(self) -> "NoDevice":
+    def current_stream(self) -> WatchedStream:
         """Return a stream."""
-        return self
+        return WatchedStream(*self._place, lambda: 1, self._words.tolist)
 
-    def side_stream(self) -> "NoDevice":
+    def side_stream(self) -> CudaStream:
         """Return a stream."""
-        return self
-
-    def follow(self) -> None:
-        """Do nothing."""
-
-    def copy(self, into: Tensor, source: Tensor) -> None:
-        """Do nothing."""
-
-    def put_signal(self, peer: int, word: int, value: int) -> None:
-        """Do nothing."""
-
-    def wait_signal(self, word: int, value: int) -> None:
-        """Do nothing."""
-
-    def mark(self) -> "NoDevice":
-        """Return a mark."""
-        return self
-
-    def wait(self) -> None:
-        """Return at once."""
-
-
-class NoKernels:
-    """Counts launches, whose arguments are ready for the driver."""
-
-    def __init__(self) -> None:
-        self.num_launches = 0
-
-    def __call__(self, launch: Launch) -> None:
-        """Count a launch."""
-        self.num_launches += 1
+        return CudaStream(*self._place, lambda: 2)
 
 
 class _Product(torch.autograd.Function):

@@ -39,7 +39,6 @@ from relibra.demo.services import OwnServices, Services
 from relibra.planning import Cluster, Model, Schedule
 from relibra.planning.load import narrow_counts
 from relibra.planning.plan import Level
-from relibra.rollout.outbox import CountedSequence
 from relibra.rollout.reporter import RolloutReporter
 from relibra.wire.client import PlannerClient
 from relibra.wire.launch import ATTEMPT_VARIABLE
@@ -71,11 +70,7 @@ class _Job:
         ids = [f"{step}-{index}" for index in range(_NUM_SEQUENCES)]
         for name, counts_LE in zip(ids, self._counts_SLE, strict=True):
             num_rows = int(counts_LE[0].sum()) // _MODEL.top_k
-            sequence = CountedSequence(
-                step=step, sequence_id=name, num_rows=num_rows, counts_LE=counts_LE, policy_versions=None
-            )
-            self._reporter._outbox.put(sequence)  # type: ignore[arg-type]  # counted before, so clients cost less
-        self._reporter._start()
+            self._reporter.report_counts(step, name, counts_LE, num_rows)  # counted before, so clients cost less
         assert self._reporter.flush(timeout_s=600.0) == _NUM_SEQUENCES
         began_s = time.perf_counter()
         self._client.submit_schedule(self._id, step, ids, _SCHEDULE)

@@ -27,7 +27,6 @@ import torch
 from benchmarks import results
 from benchmarks.workload_mix import mix_workloads
 from relibra.agent.cells.cells import StepCells
-from relibra.agent.placement import Placement
 from relibra.agent.plans import agreement
 from relibra.planning import (
     Cluster,
@@ -41,6 +40,7 @@ from relibra.planning import (
     check_plan,
     check_step_plan,
 )
+from relibra.planning.places import Placement
 from relibra.planning.replicas.replicate import replicate
 from relibra.planning.solve import solve
 from relibra.store import EncodedPlan
@@ -121,13 +121,13 @@ def _draw(case: Case, cluster: Cluster) -> tuple[StepLoad, Schedule]:
     return StepLoad.of(counts_SLE, schedule, cluster), schedule
 
 
-def _begin(plan: StepPlan, model: Model, cluster: Cluster) -> StepCells:
-    """Begin a step as rank 0 does when its plan is in hand and the offers of all ranks are there."""
+def _begin(plan: StepPlan, here: Placement, model: Model, cluster: Cluster) -> StepCells:
+    """Begin a step without moves as rank 0 does when its plan is in hand and the offers of all ranks are there."""
     check_step_plan(plan, model, cluster)
     offer = agreement.Offer(step=plan.step, plan_id=plan.id, digest=plan.digest)
     gathered = offer.to_tensor().repeat(cluster.num_ranks * cluster.num_ep_groups, 1)
     assert agreement.decide([agreement.Offer.from_tensor(of_rank) for of_rank in gathered.unbind()]).plan_id == plan.id
-    placement = Placement.identity(model, cluster).with_homes(plan.home_rank_LE)
+    placement = here.with_homes(plan.home_rank_LE)
     return StepCells(placement, cluster, ep_group=0, ep_rank=0, plan=plan, device=torch.device("cpu"))
 
 
@@ -160,6 +160,7 @@ def _run(case: Case, num_threads: int) -> dict[str, Any]:
         EncodedPlan.of(plan)
 
     step_plan = StepPlan.of(plan, id=PlanId(epoch=1, version=1), step=1)
+    here = Placement.of_homes(plan.home_rank_LE)
     plan_s = _least_s(lambda: solve(load, schedule, model, cluster, params, num_threads=num_threads), case.num_calls)
     replicate_s = _least_s(lambda: replicate(load.load_MLE, plan.home_rank_LE, cluster), case.num_calls)
     num_cells = plan.lower_bound_ML.size
@@ -173,7 +174,7 @@ def _run(case: Case, num_threads: int) -> dict[str, Any]:
         "plan_time_s": plan_s,
         "plan_us_per_cell": plan_s / num_cells * 1e6,
         "publish_s": _least_s(publish, case.num_calls),
-        "begin_ms": _least_s(lambda: _begin(step_plan, model, cluster), case.num_calls) * 1e3,
+        "begin_ms": _least_s(lambda: _begin(step_plan, here, model, cluster), case.num_calls) * 1e3,
         "replicate_us_per_cell": replicate_s / num_cells * 1e6,
         "input_mib": input_mib,
         "peak_mib": peak_mib,

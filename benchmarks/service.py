@@ -35,9 +35,7 @@ from benchmarks.workload_mix import mix_workloads
 from relibra.demo.services import OwnServices
 from relibra.evaluation import model_of
 from relibra.planning import Cluster, CostModel, Model, PlanParams, Schedule
-from relibra.planning.load import narrow_counts
 from relibra.planning.plan import Level
-from relibra.rollout.outbox import CountedSequence
 from relibra.rollout.reporter import RolloutReporter
 from relibra.routing import count_sequences, read_trace
 from relibra.v1 import plan_pb2
@@ -64,15 +62,8 @@ def _report(address: str, job_id: str, counts_SLE: np.ndarray, first: int, queue
     reporter = RolloutReporter(address, job_id, num_experts=counts_SLE.shape[-1], buffer_size_bytes=1 << 31)
     began_s = time.perf_counter()
     for index, counts_LE in enumerate(counts_SLE):
-        counted = CountedSequence(
-            step=1,
-            sequence_id=f"seq-{first + index}",
-            num_rows=int(counts_LE[0].sum()) // top_k,
-            counts_LE=narrow_counts(counts_LE),
-            policy_versions=None,
-        )
-        reporter._outbox.put(counted)  # type: ignore[arg-type]
-    reporter._start()
+        num_rows = int(counts_LE[0].sum()) // top_k
+        reporter.report_counts(1, f"seq-{first + index}", counts_LE, num_rows)
     assert reporter.flush(timeout_s=300) == len(counts_SLE)
     queue.put(time.perf_counter() - began_s)
     reporter.close()

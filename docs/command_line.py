@@ -1,4 +1,4 @@
-"""Writes the `--help` text of every command into `command-line.md`: `python docs/command_line.py`."""
+"""Writes the `--help` text of every command into its page: `python docs/command_line.py`."""
 
 import re
 import textwrap
@@ -8,7 +8,7 @@ from typing import Any
 
 from relibra.cli.app import VERBS, load_verb
 
-PAGE = Path(__file__).with_name("command-line.md")
+PAGES = [Path(__file__).with_name(name) for name in ("command-line.md", "command-line-offline.md")]
 _WIDTH = 140
 _HELP = re.compile(r"(?<=<!-- relibra )([a-z ]+)( --help -->\n).*?(?=<!-- /help -->)", re.S)
 
@@ -50,4 +50,5 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(rewritten(page.read_text(encoding="utf-8")), encoding="utf-8")

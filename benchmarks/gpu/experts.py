@@ -26,13 +26,8 @@ Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 def measured(preset: str) -> dict[str, object]:
     """Time one preset at every number of tokens, with batched products if torch has no grouped ones."""
-    hidden_size, ffn_size = PRESETS[preset]
-    try:
-        _mlp_us(_grouped, hidden_size, ffn_size, 16)
-        product: Product = _grouped
-    except (AttributeError, RuntimeError):
-        product = _one_by_one
-    times_us = [_mlp_us(product, hidden_size, ffn_size, num_tokens) / _NUM_EXPERTS for num_tokens in TOKENS]
+    product = best_product()
+    times_us = [device_us(forward(preset, num_tokens, product)) / _NUM_EXPERTS for num_tokens in TOKENS]
     return row(preset, TOKENS, times_us) | {"grouped": product is _grouped}
 
 
@@ -48,18 +43,29 @@ def row(preset: str, expert_tokens: Sequence[int], expert_us: Sequence[float]) -
     }
 
 
-def _mlp_us(product: Product, hidden_size: int, ffn_size: int, num_tokens: int) -> float:
+def best_product() -> Product:
+    """Return torch's grouped product, or batched ones where it has none."""
+    try:
+        device_us(forward(next(iter(PRESETS)), 16, _grouped))
+    except (AttributeError, RuntimeError):
+        return _one_by_one
+    return _grouped
+
+
+def forward(preset: str, num_tokens: int, multiply: Product) -> Callable[[], Tensor]:
+    """Return the forward pass of several experts of a preset, each with `num_tokens` tokens."""
+    hidden_size, ffn_size = PRESETS[preset]
     options = {"device": "cuda", "dtype": torch.bfloat16}
     up = torch.randn(_NUM_EXPERTS, 2 * ffn_size, hidden_size, **options) * 0.02
     down = torch.randn(_NUM_EXPERTS, hidden_size, ffn_size, **options) * 0.02
     rows = torch.randn(_NUM_EXPERTS * num_tokens, hidden_size, **options)
     ends = torch.arange(1, _NUM_EXPERTS + 1, device="cuda", dtype=torch.int32) * num_tokens
 
-    def forward() -> Tensor:
-        gate, value = product(rows, up, ends).chunk(2, dim=-1)
-        return product(torch.nn.functional.silu(gate) * value, down, ends)
+    def run() -> Tensor:
+        gate, value = multiply(rows, up, ends).chunk(2, dim=-1)
+        return multiply(torch.nn.functional.silu(gate) * value, down, ends)
 
-    return device_us(forward)
+    return run
 
 
 def _grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:

@@ -161,6 +161,7 @@ def _training(
         weight_sm_share=0.0,
         gradient_sm_share=0.0,
         host_us=cost.host_us,
+        wave_us=0.0,  # the rate of moves is that of whole reorders
         tile_rows=1.0,
     )
     hardware = Hardware(

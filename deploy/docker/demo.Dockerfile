@@ -14,7 +14,7 @@ COPY deploy/locks deploy/locks
 RUN /opt/relibra/bin/pip install --no-cache-dir --require-hashes --no-deps -r deploy/locks/demo.txt \
     && /opt/build/bin/pip install --no-cache-dir --require-hashes --no-deps -r deploy/locks/build.txt
 COPY pyproject.toml README.md LICENSE ./
-COPY docs/runbook.md docs/
+COPY docs/runbook docs/runbook
 COPY proto proto
 COPY services services
 COPY trainer_agent trainer_agent

@@ -28,7 +28,7 @@ FROM tools AS wheel
 COPY deploy/locks deploy/locks
 RUN /opt/build/bin/pip install --no-cache-dir --require-hashes --no-deps -r deploy/locks/build.txt
 COPY pyproject.toml README.md LICENSE ./
-COPY docs/runbook.md docs/
+COPY docs/runbook docs/runbook
 COPY proto proto
 COPY services services
 COPY trainer_agent trainer_agent

@@ -4,15 +4,18 @@ import pytest
 
 from benchmarks import defaults
 
-_FAST = [preset for preset in defaults.presets() if preset[:2] in (("gpt-oss-20b", 16), ("moonlight-16b", 16))]
+_NODE = 8
+_ON_TWO_NODES = ("gpt-oss-20b", "moonlight-16b")
+"""Of the presets on several nodes, those that are planned within 4 s."""
+
+
+def _case(model, ep, dispatcher):
+    is_fast = ep == _NODE or (ep == 2 * _NODE and model in _ON_TWO_NODES)
+    return pytest.param(model, ep, dispatcher, marks=() if is_fast else pytest.mark.long)
 
 
 @pytest.mark.traces
-@pytest.mark.parametrize(
-    ("model", "ep", "dispatcher"),
-    [_FAST[0], *(pytest.param(*each, marks=pytest.mark.long) for each in _FAST[1:])],
-    ids=str,
-)
+@pytest.mark.parametrize(("model", "ep", "dispatcher"), [_case(*preset) for preset in defaults.presets()], ids=str)
 def test_a_default_job_gets_the_evaluated_plan(traces_dir, model, ep, dispatcher):
     row = defaults.measure(model, ep, dispatcher)
     assert row["evaluated"] > 0.9

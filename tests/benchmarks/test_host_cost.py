@@ -1,33 +1,48 @@
 """What the agent adds to a cell, in operations and launches: each costs the host as much as several hooks do."""
 
+from collections.abc import Iterator
+
 import pytest
 
-from benchmarks.host_cost import REPLICAS, Layers, counts, without_launches
-from benchmarks.host_stand_ins import NoDevice
+from benchmarks.driver_stub import StubDriver
+from benchmarks.host_cost import REPLICAS, Counts, Layers, counts, launching_with
+from benchmarks.host_stand_ins import StubMemory
+from harness.counting_driver import counting_driver
 
 
-@pytest.fixture(scope="module")
-def plain() -> float:
-    with without_launches() as kernels:
-        return counts(Layers(None), kernels)[0]
+@pytest.fixture
+def driver() -> Iterator[StubDriver]:
+    with launching_with(counting_driver()):
+        yield counting_driver()
 
 
-def beyond(plain: float, layers: Layers) -> tuple[float, float]:
-    """Return the operations and launches of a cell that has run before."""
-    with without_launches() as kernels:
-        layers.run()
-        num_operations, num_launches = counts(layers, kernels)
-        return num_operations - plain, num_launches
+def beyond(layers: Layers, driver: StubDriver) -> Counts:
+    """Return what a cell that has run before queues beyond plain experts."""
+    layers.run()
+    num_plain = counts(Layers(None), driver).operations
+    found = counts(layers, driver)
+    return found._replace(operations=found.operations - num_plain)
 
 
-def test_a_cell_without_replicas_costs_no_operation(plain: float) -> None:
-    assert beyond(plain, Layers([])) == (0, 0)
+def test_a_cell_without_replicas_queues_nothing(driver: StubDriver) -> None:
+    assert beyond(Layers([]), driver) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("device", [None, NoDevice()], ids=["nowhere", "symmetric"])
-def test_a_replicated_cell_costs_six_launches_and_two_operations(plain: float, device: NoDevice | None) -> None:
-    """One kernel splits tokens, three place them, one gives gradients back into zeroed memory, and one adds them up.
+def test_a_replicated_cell_costs_ten_launches_and_three_operations(driver: StubDriver) -> None:
+    """Forward, in which an operation counts the tokens, one kernel splits them, and three place them, runs twice.
 
-    An operation of torch counts the tokens.
+    In backward, one kernel gives gradients back into zeroed memory, and one adds them up.
     """
-    assert beyond(plain, Layers(REPLICAS, device=device)) == (2, 6)
+    assert beyond(Layers(REPLICAS), driver) == (3, 10, 0)
+
+
+def test_symmetric_memory_takes_few_calls_of_the_driver_for_each_transfer(driver: StubDriver) -> None:
+    """Three of four cells fetch three times, the last one twice, because its weights stay; all return once.
+
+    In a fetch of the busiest rank, one call opens, and two wait. Three parcels leave, the first one after a call that
+    waits until its memory is open: each has a call that copies, and one that says so and waits for the next. A return
+    of one parcel has six calls.
+    """
+    fetch, return_ = 1 + 1 + 3 * 2 + 2, 1 + 1 + 2 + 2
+    found = beyond(Layers(REPLICAS, device=StubMemory(driver)), driver)
+    assert found == (3, 10, 2.75 * fetch + return_)

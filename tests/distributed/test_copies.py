@@ -14,10 +14,13 @@ if IS_RANK:
     from harness.distributed import state
     from harness.distributed.attached import M, attached, plans_of
     from harness.distributed.backups import Backups, named_by_place, options_of, outputs, ready, train
-    from harness.distributed.networks import Trained
+    from harness.distributed.networks import MODEL, Trained
     from harness.distributed.observed import TOLERANCE, equal, gathered, refusal, relative
     from relibra.agent import Agent, Phase
     from relibra.agent.homes.homes import Homes
+    from relibra.agent.link_rates import LinkRates
+    from relibra.planning import CostModel
+    from relibra.plugins.host_copy import keep_host_copy
 
 
 @on_ranks(EP4, EP2_EDP2)
@@ -223,7 +226,12 @@ def test_S9_the_comparison_sees_replicas_of_the_weights_before(cluster):
 def of_replicas(cluster, *, host_copy):
     """Return how outputs over replicas differ from those of the reference, while it visits and before."""
     first = Trained(cluster)
-    balanced, agent, backups = ready(cluster, replicate=True, host_copy=host_copy)
+    balanced, agent, backups = ready(cluster, replicate=True)
+    if host_copy:
+        equally_fast = LinkRates(inside=1.0, from_host=1.0)
+        assert keep_host_copy(
+            agent, MODEL, cluster, CostModel(hidden_transfer_share=0.0), equally_fast, None
+        ).startswith("a host copy of experts (")
     with agent.copying() as snapshot:
         backups.backup("actor")
     outcome = agent.begin_step(1, Phase.RECOMPUTE)

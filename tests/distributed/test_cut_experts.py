@@ -1,8 +1,4 @@
-"""Expert tensor parallelism: the ranks of an ETP group hold parts of the weights of the same experts (S5).
-
-gloo gathers and scatters equal parts only, and the tokens of ranks differ in number. `uneven_parts` replaces megatron's
-two functions for that (core 0.16.1, tensor_parallel/mappings.py) by exchanges that give the same tensors.
-"""
+"""Expert tensor parallelism: the ranks of an ETP group hold parts of the weights of the same experts (S5)."""
 
 import pytest
 
@@ -13,9 +9,7 @@ if IS_RANK:
     from unittest import mock
 
     import torch
-    import torch.distributed as dist
     from megatron.core import parallel_state
-    from megatron.core.tensor_parallel import mappings
 
     from harness.distributed.checkpoints import assert_loads_without_relibra
     from harness.distributed.comparison import (
@@ -27,32 +21,8 @@ if IS_RANK:
     )
     from harness.distributed.gpt_model import RECOMPUTE
     from harness.distributed.observed import gathered
+    from harness.distributed.uneven_parts import uneven_parts
     from relibra.agent.cells.visit import Visit
-
-    _gather_even, _scatter_even = mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim
-
-
-def _gather(tensor, group, output_split_sizes=None, *args):
-    if output_split_sizes is None or group.size() == 1:
-        return _gather_even(tensor, group, output_split_sizes, *args)
-    gathered = tensor.new_empty(sum(output_split_sizes), *tensor.shape[1:])
-    sent = torch.cat([tensor] * group.size())
-    dist.all_to_all_single(gathered, sent, list(output_split_sizes), [len(tensor)] * group.size(), group=group)
-    return gathered
-
-
-def _reduce_scatter(tensor, group, input_split_sizes=None, *args):
-    if input_split_sizes is None or group.size() == 1:
-        return _scatter_even(tensor, group, input_split_sizes, *args)
-    size = input_split_sizes[group.rank()]
-    parts = tensor.new_empty(group.size() * size, *tensor.shape[1:])
-    dist.all_to_all_single(parts, tensor.contiguous(), [size] * group.size(), list(input_split_sizes), group=group)
-    return parts.view(group.size(), size, *tensor.shape[1:]).sum(dim=0)
-
-
-def uneven_parts():
-    functions = {"_gather_along_first_dim": _gather, "_reduce_scatter_along_first_dim": _reduce_scatter}
-    return mock.patch.multiple(mappings, **functions)
 
 
 def trained(cluster, native=False, **options):

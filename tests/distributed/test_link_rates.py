@@ -18,10 +18,10 @@ if IS_RANK:
 def test_all_ranks_hear_the_rates_of_the_slowest(cluster):
     job, _ = balanced_job(cluster)
     is_last = dist.get_rank() == dist.get_world_size() - 1
-    fast = job.agent.measure_links()
+    fast = job.agent.measure_speeds()[0]
     clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() * (1e6 if is_last else 1))
     with mock.patch.object(speed, "time", clock):
-        slow = job.agent.measure_links()
+        slow = job.agent.measure_speeds()[0]
     job.agent.detach()
     for links in (fast, slow):
         told = [links] * dist.get_world_size()

@@ -1,22 +1,22 @@
-"""The page of all commands repeats what `--help` says."""
+"""The pages of all commands repeat what `--help` says."""
 
 import re
 
 import pytest
 
-from docs.command_line import PAGE, commands, rewritten
+from docs.command_line import PAGES, commands, rewritten
 from harness.doc_blocks import blocks
 
-TEXT = PAGE.read_text(encoding="utf-8")
+TEXT = "".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 
-def test_the_page_says_what_help_says():
+def test_the_pages_say_what_help_says():
     assert rewritten(TEXT) == TEXT, "the command line has changed: run python docs/command_line.py"
 
 
 def test_every_command_has_its_help_and_an_example():
     assert set(re.findall(r"<!-- relibra ([a-z ]+) --help -->", TEXT)) == set(commands())
-    examples = [line for block in blocks(PAGE) for line in block.commands]
+    examples = [line for page in PAGES for block in blocks(page) for line in block.commands]
     assert [
         name for name in commands() if not any(f"{line} ".startswith(f"relibra {name} ") for line in examples)
     ] == []

@@ -9,6 +9,7 @@ from relibra.evaluation.assignment import Known, at_home, from_pieces
 from relibra.evaluation.step_time import balanced_step_time, step_time
 from relibra.evaluation.work import work_of
 from relibra.planning import Cluster, StepLoad
+from relibra.planning.carriage import WAVE_US
 
 
 def cells_of(assignment, load, training):
@@ -90,18 +91,18 @@ def test_a_step_waits_for_experts_that_move():
     moved_LE = HOME_LE[:, [1, 0, 2, 3]]
     state = TRAINING.model.model().expert_state_size_bytes
     step = step_time(at_home(EVEN.load_MLE, moved_LE), EVEN, TRAINING, HOME_LE)
-    assert step.reorder_s == pytest.approx(state / 400 / 1e6)
+    assert step.reorder_s == pytest.approx((state / 400 + WAVE_US) / 1e6)
     assert step.first_placement_s == 0  # the step before had the homes of plain expert parallelism
     far_LE = HOME_LE[:, [2, 1, 0, 3]]
     far = step_time(at_home(EVEN.load_MLE, far_LE), EVEN, TRAINING, HOME_LE)
-    assert far.reorder_s == pytest.approx(state / 40 / 1e6)
+    assert far.reorder_s == pytest.approx((state / 40 + WAVE_US) / 1e6)
 
 
 def test_all_steps_share_the_first_placement():
     moved_LE, state = HOME_LE[:, [1, 0, 2, 3]], TRAINING.model.model().expert_state_size_bytes
     step = step_time(at_home(EVEN.load_MLE, moved_LE), EVEN, replace(TRAINING, num_steps=20), moved_LE)
     assert step.reorder_s == 0
-    assert step.first_placement_s == pytest.approx(state / 400 / 1e6 / 20)
+    assert step.first_placement_s == pytest.approx((state / 400 + WAVE_US) / 1e6 / 20)
 
 
 def test_groups_wait_for_the_slower_one():

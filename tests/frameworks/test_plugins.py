@@ -48,6 +48,7 @@ SKYRL = (
 )
 AREAL = (
     *RENAMING,
+    "S5_training_is_that_of_areal_alone_when_areal_offloads_everything",
     "S5_a_checkpoint_of_hugging_face_has_every_expert_under_its_name_after_reorders",
     "S5_mbridge_sends_saves_loads_and_recovers_every_expert_under_its_name_after_reorders",
     "S5_a_job_that_replays_nothing_is_planned_from_history",
@@ -60,6 +61,7 @@ AREAL = (
 MS_SWIFT = (
     *ALL,
     "permuted_and_stale_weights_are_seen",
+    "S9_a_version_that_cannot_save_after_a_move_is_refused_where_experts_may_move",
     "S5_ms_swift_alone_loads_a_checkpoint_after_reorders",
     "a_planner_plans_log_probs_of_a_generation_and_each_of_its_updates",
     "samples_are_reported_where_they_end_and_training_ranks_report_none",
@@ -113,7 +115,7 @@ def test_S5_L1_the_plug_in_of_areal(areal_engines: FrameworkRun, scenario: str) 
 
 
 @pytest.mark.parametrize("scenario", MS_SWIFT)
-def test_S5_L1_the_plug_in_of_ms_swift(ms_swift_trainers: FrameworkRun, scenario: str) -> None:
+def test_S5_S9_L1_the_plug_in_of_ms_swift(ms_swift_trainers: FrameworkRun, scenario: str) -> None:
     ms_swift_trainers.check(scenario, MS_SWIFT)
 
 

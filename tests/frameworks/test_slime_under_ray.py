@@ -1,4 +1,4 @@
-"""Jobs of slime whose training processes Ray starts, with the arguments of the page and nothing else of relibra."""
+"""Jobs of slime whose training processes Ray starts, with the arguments of examples/slime_grpo."""
 
 from typing import Any
 

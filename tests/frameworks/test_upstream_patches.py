@@ -10,30 +10,33 @@ import pytest
 
 from harness import frameworks
 
-PATCHES = sorted((Path(__file__).parents[2] / "docs" / "integrations" / "upstream").glob("*.patch"))
-CHECKOUTS = {"miles": "miles", "nemo-rl": "NeMo-RL", "slime": "slime"}
-"""The folder of the checkout of each framework that is not in the environment."""
+PATCHES = Path(__file__).parents[2] / "docs" / "integrations" / "upstream"
+INSTALLED = ("areal", "ms-swift", "skyrl", "verl")
+"""The frameworks of which the environment has a release."""
+CHECKED_OUT = {name.lower(): name for name in (*frameworks.CHECKOUTS, *frameworks.ON_THE_INDEX)}
+CASES = [f"{name}-released" for name in INSTALLED] + [f"{each.stem}-main" for each in sorted(PATCHES.glob("*.patch"))]
 
 
-def code_of(framework: str, frameworks_python: str) -> Path:
-    """Return the folder to which the paths of a framework's patch belong."""
-    name = CHECKOUTS.get(framework)
-    if name is None:
-        return next(Path(frameworks_python).parents[1].glob("lib/python*/site-packages"))
-    if (folder := frameworks.checkout(name)) is None:
-        pytest.skip(frameworks.reason(name))
-    return folder
-
-
-@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
-def test_a_patch_for_a_framework_applies(patch: Path, frameworks_python: str, tmp_path: Path) -> None:
-    code = code_of(patch.stem, frameworks_python)
-    for changed in re.findall(r"^--- a/(\S+)", patch.read_text(), re.MULTILINE):
-        (tmp_path / changed).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(code / changed, tmp_path / changed)
+@pytest.mark.parametrize("case", CASES)
+def test_a_patch_for_a_framework_applies(case: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    framework, _, kind = case.rpartition("-")
+    if kind == "released":
+        python = request.getfixturevalue("frameworks_python")
+        code = next(Path(python).parents[1].glob("lib/python*/site-packages"))
+    else:
+        name = CHECKED_OUT[framework]
+        found = frameworks.checkout(name)
+        if found is None:
+            pytest.skip(frameworks.reason(name))
+        code = found
+    patch = PATCHES / f"{framework}.patch"
+    patched = re.findall(r"^--- a/(\S+)", patch.read_text(), re.MULTILINE)
+    for file in patched:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(code / file, tmp_path / file)
     # A repository around the folder would make git look for the paths there, and pass over those that it lacks.
     applied = subprocess.run(
-        ["git", "apply", "--verbose", str(patch.resolve())],
+        ["git", "apply", "--verbose", str(patch)],
         cwd=tmp_path,
         env=os.environ | {"GIT_CEILING_DIRECTORIES": str(tmp_path.parent)},
         capture_output=True,
@@ -42,3 +45,5 @@ def test_a_patch_for_a_framework_applies(patch: Path, frameworks_python: str, tm
     )
     assert applied.returncode == 0, applied.stderr
     assert "Skipped" not in applied.stderr
+    for file in patched:
+        compile((tmp_path / file).read_text(), file, "exec")

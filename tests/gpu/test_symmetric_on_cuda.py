@@ -35,9 +35,14 @@ def run_ranks(folder: Path, *options: str, **environment: str) -> tuple[list[int
     return [rank.returncode for rank in ranks], errors
 
 
-@pytest.mark.parametrize("segments", ["False", "True"])
-def test_S5_the_contract_holds_with_and_without_expandable_segments(tmp_path: Path, segments: str) -> None:
-    statuses, errors = run_ranks(tmp_path, PYTORCH_CUDA_ALLOC_CONF=f"expandable_segments:{segments}")
+@pytest.mark.parametrize("num_queues", [1, 2, 8, 32])
+def test_S5_the_contract_holds_whatever_hardware_queues_streams_share(tmp_path: Path, num_queues: int) -> None:
+    statuses, errors = run_ranks(tmp_path, CUDA_DEVICE_MAX_CONNECTIONS=str(num_queues))
+    assert statuses == [0] * NUM_RANKS, "\n".join(errors)
+
+
+def test_S5_the_contract_holds_with_expandable_segments(tmp_path: Path) -> None:
+    statuses, errors = run_ranks(tmp_path, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
     assert statuses == [0] * NUM_RANKS, "\n".join(errors)
 
 

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
+from relibra.status.runbook import runbook_text
+
 _REPOSITORY = Path(__file__).parents[2]
 RULES_FILE = _REPOSITORY / "deploy" / "prometheus" / "alerts.yaml"
-RUNBOOK = (_REPOSITORY / "docs" / "runbook.md").read_text(encoding="utf-8")
+RUNBOOK = runbook_text()
 ALERTS: list[dict[str, Any]] = [
     rule for group in yaml.safe_load(RULES_FILE.read_text())["spec"]["groups"] for rule in group["rules"]
 ]

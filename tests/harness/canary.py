@@ -16,15 +16,16 @@ from typing import NamedTuple
 from harness.frameworks import BRIDGE, CHECKOUTS, MEGATRON, ON_THE_INDEX, VARIABLE, check_out, git
 
 _PLUGINS, _SIGNATURES = "tests/frameworks/test_plugins.py", "tests/plugins/test_signatures.py"
+_SLIME, _PATCHES = "tests/distributed/test_slime_plugin.py", "tests/frameworks/test_upstream_patches.py"
 TESTS = {
-    "verl": [_PLUGINS, "-k", "verl and main"],
-    "SkyRL": [_PLUGINS, "-k", "skyrl and main"],
-    "AReaL": [_PLUGINS, "-k", "areal and main"],
-    "ms-swift": [_PLUGINS, "-k", "ms_swift and main"],
-    "NeMo-RL": [_PLUGINS, _SIGNATURES, "-k", "nemo_rl or NeMo-RL"],
-    "ROLL": [_PLUGINS, "-k", "of_roll"],
-    "slime": ["tests/distributed/test_slime_plugin.py", _SIGNATURES, "-k", "slime and not miles"],
-    "miles": ["tests/distributed/test_slime_plugin.py", _SIGNATURES, "-k", "miles"],
+    "verl": [_PLUGINS, _PATCHES, "-k", "verl and main"],
+    "SkyRL": [_PLUGINS, _PATCHES, "-k", "skyrl and main"],
+    "AReaL": [_PLUGINS, _PATCHES, "-k", "areal and main"],
+    "ms-swift": [_PLUGINS, _PATCHES, "-k", "ms_swift and main or ms-swift-main"],
+    "NeMo-RL": [_PLUGINS, _SIGNATURES, _PATCHES, "-k", "nemo_rl or NeMo-RL"],
+    "ROLL": [_PLUGINS, _PATCHES, "-k", "of_roll or roll-main"],
+    "slime": [_SLIME, _SIGNATURES, _PATCHES, "-k", "slime and not miles"],
+    "miles": [_SLIME, _SIGNATURES, _PATCHES, "-k", "miles"],
 }
 """By framework, the arguments of pytest for the tests that run its checkout."""
 _PACKAGES = {"verl": "verl", "ms-swift": "ms-swift"}

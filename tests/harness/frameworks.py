@@ -23,7 +23,7 @@ CHECKOUTS = {
 """The repository and the commit of each framework."""
 ON_THE_INDEX = {
     "SkyRL": "https://github.com/NovaSky-AI/SkyRL",
-    "AReaL": "https://github.com/inclusionAI/AReaL",
+    "AReaL": "https://github.com/areal-project/AReaL",
     "ms-swift": "https://github.com/modelscope/ms-swift",
 }
 """The repositories of the frameworks whose releases the environment has; only `harness.canary` checks them out."""

@@ -95,7 +95,7 @@ def noted_outcomes(*, awaits_history: bool = False, job: str | None = None) -> I
     with (
         mock.patch.object(Agent, "begin_step", begin_step),
         mock.patch.object(plan_wait, "most_wait_s", lambda limit_s, *_: limit_s),
-        mock.patch.object(balanced_passes, "_HISTORY_TIMEOUT_S", _HISTORY_S),
+        mock.patch.object(balanced_passes, "_ANSWER_S", _HISTORY_S),
     ):
         yield outcomes
 
@@ -182,6 +182,8 @@ class Plugin:
     """Returns whether the engine's checkpoints have optimizer state by expert, which is no framework's own format."""
     num_passes: int
     """The passes of the whole job that have a plan."""
+    steps_per_update: int = 1
+    """The optimizer's steps in each update of the job."""
     close: Callable[[Any], None] = lambda engine: engine.passes.close()
 
 
@@ -256,7 +258,7 @@ class Contract:
         with mock.patch.dict(os.environ, RELIBRA_MODE="observe"), mock.patch.object(Session, "report", report):
             trained = self.plugin.train(at, self.plugin.build(at, balanced=True))
         check_equal(trained, self.alone)
-        assert [of_step.step for of_step in reports] == list(range(len(trained.numbers)))
+        assert [of_step.step for of_step in reports] == list(range(len(trained.numbers) * self.plugin.steps_per_update))
         assert all(of_step.causes == (Cause.OBSERVING,) for of_step in reports)
         assert all(of_step.expert_load_NLE.any() for of_step in reports)
 

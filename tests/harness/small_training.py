@@ -48,6 +48,7 @@ CONSTANTS = Constants(
     weight_sm_share=0.0,
     gradient_sm_share=0.25,
     host_us=200.0,
+    wave_us=1000.0,
     tile_rows=128.0,
 )
 TRAINING = Training(

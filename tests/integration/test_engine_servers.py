@@ -1,24 +1,32 @@
-"""From inference servers over HTTP to a plan: real sockets, the engines' exact encodings, a real planner."""
+"""From inference servers over HTTP to a plan: real sockets, and a real planner.
+
+vLLM's and SGLang's responses are the bytes that their servers sent; `harness.real_responses` says how they ran. Those
+of NeMo-RL and SkyRL are made here, as their code was read.
+"""
 
 import json
 import socket
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
+from numpy.typing import NDArray
 
-from harness.engine_payloads import count, nemo_rl, routes, sglang, skyrl, vllm
+from harness.engine_payloads import count, nemo_rl, routes, skyrl
+from harness.real_responses import CONFIGS, SAVED, routes_of
 from harness.services import CLUSTER, MODEL, PARAMS, Service, eventually
 from relibra.planning import Schedule, StepLoad, check_step_plan
 from relibra.planning.load import home_loads, imbalance
 from relibra.planning.solve import solve
 from relibra.rollout import RolloutReporter
-from relibra.routing import ModelLayers, decode_response
+from relibra.routing import ModelLayers, decode_response, read_model_config
 from relibra.wire.client import PlannerClient
 
 pytestmark = pytest.mark.integration
@@ -26,6 +34,11 @@ pytestmark = pytest.mark.integration
 LAYERS = ModelLayers(num_experts=MODEL.num_experts, top_k=MODEL.top_k, is_moe=(False, True, True, True))
 NUM_SEQUENCES = 8
 PROMPT_TOKENS = 4
+SEVERAL = {
+    "vllm": ["completions", "completions_n2_ids", "chat_n2", "chat_ids", "eos", "generate_n2"],
+    "sglang": ["generate_n2", "generate_batch", "generate_eos", "generate_abort", "completions", "chat_meta_info_n2"],
+}
+"""Kinds of saved responses, some with several choices or prompts."""
 
 
 def recorded(index: int) -> np.ndarray:
@@ -38,35 +51,11 @@ def usage(rows_TLK: np.ndarray) -> dict[str, int]:
 
 
 def engine_server() -> FastAPI:
-    """The endpoints of vLLM, SGLang, NeMo-RL and SkyRL, serving recorded routing."""
+    """Endpoints that answer as vLLM, SGLang, NeMo-RL and SkyRL do."""
     app = FastAPI()
 
     def openai(index: int, **choice: Any) -> dict[str, Any]:
         return {"id": f"cmpl-{index}", "choices": [{"index": 0, "finish_reason": "stop", **choice}]}
-
-    @app.post("/vllm/v1/completions")
-    def vllm_completions(body: dict[str, Any]) -> dict[str, Any]:
-        rows = recorded(body["prompt"])
-        return openai(body["prompt"], text="", routed_experts=vllm(rows, LAYERS)) | {"usage": usage(rows)}
-
-    @app.post("/vllm/v1/chat/completions")
-    def vllm_chat(body: dict[str, Any]) -> dict[str, Any]:
-        rows = recorded(body["prompt"])
-        answer = openai(body["prompt"], message={"role": "assistant"}, routed_experts=vllm(rows, LAYERS))
-        answer["choices"][0]["token_ids"] = [0] * usage(rows)["completion_tokens"]
-        return answer | {"prompt_token_ids": [0] * PROMPT_TOKENS}
-
-    @app.post("/sglang/generate")
-    def sglang_generate(body: dict[str, Any]) -> dict[str, Any]:
-        assert body["return_routed_experts"]
-        rows = recorded(body["prompt"])
-        return {"text": "", "meta_info": {"id": "x", "routed_experts": sglang(rows, LAYERS)} | usage(rows)}
-
-    @app.post("/sglang/v1/completions")
-    def sglang_openai(body: dict[str, Any]) -> dict[str, Any]:
-        rows = recorded(body["prompt"])
-        extension = {"sglext": {"routed_experts": sglang(rows, LAYERS)}}
-        return openai(body["prompt"], text="") | extension | {"usage": usage(rows)}
 
     @app.post("/nemo-rl/v1/chat/completions")
     def nemo_chat(body: dict[str, Any]) -> dict[str, Any]:
@@ -80,7 +69,16 @@ def engine_server() -> FastAPI:
             "choices": [{"token_ids": [0] * usage(rows)["completion_tokens"], "routed_experts": skyrl(rows, LAYERS)}]
         }
 
+    @app.post("/{engine}/{path:path}")
+    def replay(engine: str, path: str, body: dict[str, Any]) -> Response:
+        return Response(next(each["response"] for each in SAVED.values() if is_of(each, f"/{path}", body)))
+
     return app
+
+
+def is_of(kind: dict[str, Any], path: str, body: dict[str, Any]) -> bool:
+    """Return whether a kind of response is that to a request."""
+    return kind["path"] == path and kind["request"] == body
 
 
 @pytest.fixture(scope="module")
@@ -96,44 +94,61 @@ def engines() -> Iterator[str]:
         thread.join()
 
 
-def ask(url: str, index: int) -> bytes:
-    body = json.dumps({"prompt": index, "return_routed_experts": True}).encode()
-    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+def ask(url: str, body: dict[str, Any]) -> bytes:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=30) as response:
         return bytes(response.read())
 
 
-@pytest.mark.parametrize(
-    "endpoint",
-    [
-        "vllm/v1/completions",
-        "vllm/v1/chat/completions",
-        "sglang/generate",
-        "sglang/v1/completions",
-        "nemo-rl/v1/chat/completions",
-        "skyrl/v1/generate",
-    ],
-)
+@pytest.mark.parametrize("engine", SEVERAL)
+def test_S8_what_a_server_sent_becomes_the_plan_of_its_routing(
+    engines: str, shared_planner: Service, engine: str, tmp_path: Path
+) -> None:
+    kinds = [f"{engine}/{name}" for name in SEVERAL[engine]]
+    (config := tmp_path / "config.json").write_text(json.dumps(CONFIGS[engine]))
+    layers = read_model_config(config)
+    answers = [ask(f"{engines}/{engine}{SAVED[kind]['path']}", SAVED[kind]["request"]) for kind in kinds]
+    check_plan(shared_planner, engine, layers, answers, [routes for kind in kinds for routes in routes_of(kind)])
+
+
+@pytest.mark.parametrize("endpoint", ["nemo-rl/v1/chat/completions", "skyrl/v1/generate"])
 def test_S8_what_a_server_answers_becomes_the_plan_of_its_recorded_routing(
     engines: str, shared_planner: Service, endpoint: str
 ) -> None:
-    job_id = endpoint.replace("/", "-")
-    schedule = Schedule.round_robin(NUM_SEQUENCES, 2, CLUSTER)
-    with PlannerClient(shared_planner.address) as client:
-        client.register_job(job_id, MODEL, CLUSTER, PARAMS)
-        with RolloutReporter(shared_planner.address, job_id, num_experts=MODEL.num_experts) as reporter:
-            names = [f"seq-{index}" for index in range(NUM_SEQUENCES)]
-            for index, name in enumerate(names):
-                (routing,) = decode_response(ask(f"{engines}/{endpoint}", index), LAYERS)
+    answers = [ask(f"{engines}/{endpoint}", {"prompt": index}) for index in range(NUM_SEQUENCES)]
+    check_plan(
+        shared_planner,
+        endpoint.replace("/", "-"),
+        LAYERS,
+        answers,
+        [recorded(index) for index in range(NUM_SEQUENCES)],
+    )
+
+
+def check_plan(
+    planner: Service,
+    job_id: str,
+    layers: ModelLayers,
+    answers: Sequence[bytes],
+    routes: Sequence[NDArray[np.integer]],
+) -> None:
+    """Report answers to a planner, and check its plan against one that is made here: equal loads give equal plans."""
+    model = replace(MODEL, num_layers=layers.num_moe_layers, num_experts=layers.num_experts, top_k=layers.top_k)
+    schedule = Schedule.round_robin(len(routes), 2, CLUSTER)
+    with PlannerClient(planner.address) as client:
+        client.register_job(job_id, model, CLUSTER, PARAMS)
+        with RolloutReporter(planner.address, job_id, num_experts=model.num_experts) as reporter:
+            found = [routing for answer in answers for routing in decode_response(answer, layers)]
+            names = [f"seq-{index}" for index in range(len(found))]
+            for name, routing in zip(names, found, strict=True):
                 reporter.report(3, name, routing)
-            assert reporter.flush() == NUM_SEQUENCES
+            assert reporter.flush() == len(routes)
         client.submit_schedule(job_id, 3, names, schedule)
-        plans = [client.fetch_plan(job_id, 3, MODEL, wait_s=60) for rank in range(CLUSTER.num_ranks)]
+        plans = [client.fetch_plan(job_id, 3, model, wait_s=60) for rank in range(CLUSTER.num_ranks)]
     for plan in plans:
-        check_step_plan(plan, MODEL, CLUSTER)
-    # The expected plan is made here from the routing itself: equal loads give equal plans.
-    load = StepLoad.of(np.stack([count(recorded(index), LAYERS) for index in range(NUM_SEQUENCES)]), schedule, CLUSTER)
-    expected = solve(load, schedule, MODEL, CLUSTER, PARAMS)
+        check_step_plan(plan, model, CLUSTER)
+    load = StepLoad.of(np.stack([count(each, layers) for each in routes]), schedule, CLUSTER)
+    expected = solve(load, schedule, model, CLUSTER, PARAMS)
     assert plans[0].digest == expected.digest
-    plain = home_loads(load.load_MLE, CLUSTER.identity_placement(MODEL), CLUSTER.num_ranks)
+    plain = home_loads(load.load_MLE, CLUSTER.identity_placement(model), CLUSTER.num_ranks)
     assert expected.prediction.imbalance_after < imbalance(plain)

@@ -142,7 +142,7 @@ def test_L5_a_reporter_of_a_launch_waits_until_its_trainer_has_registered(planne
     ):
         first.register_job("job", MODEL, CLUSTER, PARAMS)
         reporter.report(1, IDS[0], routed_experts(0, 5))
-        eventually(lambda: reporter._trouble is not None)
+        eventually(lambda: reporter.trouble is not None)
         second.register_job("job", MODEL, CLUSTER, PARAMS)
         assert reporter.flush() == 1
         assert reporter.epoch == second.register_job("job", MODEL, CLUSTER, PARAMS)

@@ -1,28 +1,16 @@
-import ctypes
+import functools
 import shutil
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
+from harness.emulated_kernels import compile_for_cpu, emulate
 from relibra.errors import Unsupported
 from relibra.kernels import nvrtc
-from relibra.kernels.launch import Launch, Run
+from relibra.kernels.launch import Run
 from relibra.kernels.sources import FOLDER, KERNELS
 
 # Undefined behaviour, above all a vector at a misaligned address, ends the process with a message.
-_FLAGS = [
-    "-O1",
-    "-std=c++17",
-    "-shared",
-    "-fPIC",
-    "-Wall",
-    "-Wextra",
-    "-Werror",
-    "-Wno-unknown-pragmas",
-    "-Wno-clobbered",
-]
 _SANITIZE = ["-fsanitize=undefined", "-fno-sanitize-recover=undefined"]
 
 
@@ -41,23 +29,9 @@ def emulation(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Run]
     if compiler is None:
         pytest.skip("needs g++")
     folder = tmp_path_factory.mktemp("emulation")
-    libraries: dict[str, ctypes.CDLL] = {}
     for file in set(KERNELS.values()):
-        source = [f'#include "{Path(__file__).with_name("cuda_on_cpu.h")}"', f'#include "{FOLDER / file}"']
-        source += [f"EMULATE({kernel})" for kernel, its_file in KERNELS.items() if its_file == file]
-        unit, library = folder / f"{file}.cpp", folder / f"{file}.so"
-        unit.write_text("\n".join(source) + "\n")
-        subprocess.run([compiler, *_FLAGS, *_SANITIZE, "-o", library, unit], check=True)
-        libraries[file] = ctypes.CDLL(str(library))
-
-    def runner(backwards: bool) -> Run:
-        def run(launch: Launch) -> None:
-            function = getattr(libraries[KERNELS[launch.kernel]], f"emulate_{launch.kernel}")
-            function(launch.arguments, *launch.num_blocks, launch.num_threads, backwards)
-
-        return run
-
-    return runner
+        compile_for_cpu(compiler, file, FOLDER / file, folder, _SANITIZE)
+    return functools.partial(emulate, folder)
 
 
 @pytest.fixture(

@@ -4,12 +4,16 @@
 // Blocks run one after the other. The threads of a block are fibers; __syncthreads switches to the next thread, so every
 // thread reaches a barrier before any thread passes it. `backwards` reverses the order of blocks and threads: a kernel
 // that lacks a barrier, or depends on the order of blocks, then gives a different result.
+//
+// With THREADS defined they are threads of the system, for the thread sanitizer, which sees what no barrier orders.
 #pragma once
+#include <pthread.h>
 #include <ucontext.h>
 
 #include <cstddef>
 #include <cstring>
 #include <functional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -28,7 +32,7 @@ struct alignas(16) uint4 {
 struct Index {
   unsigned int x, y;
 };
-static Index threadIdx, blockIdx, blockDim, gridDim;
+static Index blockIdx, blockDim, gridDim;
 
 inline float __uint_as_float(unsigned int bits) {
   float value;
@@ -41,6 +45,31 @@ inline unsigned int __float_as_uint(float value) {
   return bits;
 }
 
+static std::function<void()> body;
+
+#ifdef THREADS
+static thread_local Index threadIdx;
+static thread_local unsigned int num_passed;
+// One for each barrier of a kernel: a thread that leaves one late would else be ordered after what others did since.
+static pthread_barrier_t barriers[8];
+
+inline void __syncthreads() { pthread_barrier_wait(&barriers[num_passed++]); }
+
+static void run_block(unsigned int num_threads, bool) {
+  std::vector<std::thread> threads;
+  for (pthread_barrier_t& barrier : barriers) pthread_barrier_init(&barrier, nullptr, num_threads);
+  for (unsigned int i = 0; i < num_threads; ++i) {
+    threads.emplace_back([i] {
+      threadIdx = {i, 0};
+      body();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (pthread_barrier_t& barrier : barriers) pthread_barrier_destroy(&barrier);
+}
+#else
+static Index threadIdx;
+
 struct Fiber {
   ucontext_t context;
   std::vector<char> stack = std::vector<char>(1 << 16);
@@ -48,7 +77,6 @@ struct Fiber {
 };
 static std::vector<Fiber> fibers(1024);
 static ucontext_t scheduler;
-static std::function<void()> body;
 
 inline void __syncthreads() { swapcontext(&fibers[threadIdx.x].context, &scheduler); }
 
@@ -77,6 +105,7 @@ static void run_block(unsigned int num_threads, bool backwards) {
     }
   }
 }
+#endif
 
 template <typename... Args, size_t... Is>
 void run_grid(void (*kernel)(Args...), void** parameters, unsigned int num_x, unsigned int num_y,

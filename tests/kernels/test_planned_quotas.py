@@ -17,11 +17,11 @@ from torch import Tensor
 
 from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.token_split import split
-from relibra.agent.placement import Placement
 from relibra.kernels import EMPTY, cuda, quota_remap
 from relibra.kernels.launch import Run
 from relibra.planning import Cluster, Model, Plan, PlanId, PlanParams, Schedule, StepLoad, StepPlan
 from relibra.planning.expected.realised import realised_loads
+from relibra.planning.places import Placement
 from relibra.planning.solve import solve
 
 Remap = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]

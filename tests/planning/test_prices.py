@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from relibra.planning import Cluster, CostModel, Model, PlanParams
+from relibra.planning.carriage import WAVE_US
 from relibra.planning.execution import ExecutionReport, ExecutionSums, Phase
 from relibra.planning.prices import MIN_GAIN, Hysteresis, measured_move_bytes_per_us, price_moves, price_replicas
 
@@ -113,10 +114,17 @@ def test_moves_for_less_traffic_must_gain_three_times_what_they_cost():
     assert hysteresis.of_less_traffic().net_gain(1000, 965, num_moved=1) > 0
 
 
-def test_moves_of_all_layers_must_gain_twice_what_they_cost_the_busiest_rank():
-    hysteresis = Hysteresis(tokens_per_move=10.0, least=0.0, most=np.inf)
-    assert hysteresis.loses_at_busiest(639, num_moves=32)
-    assert not hysteresis.loses_at_busiest(640, num_moves=32)
+def test_moves_of_all_layers_must_gain_twice_what_their_waves_cost():
+    hysteresis = price_moves(PlanParams(cost=CostModel.of_expert(88_080_384)), _MODEL, _CLUSTER)
+    previous_LE = np.arange(64, dtype=np.int32)[None]
+    home_LE = previous_LE.copy()
+    home_LE[0, [0, 9]] = 9, 0
+    # Two experts swap nodes: 616.6 MB at 45 GB/s, in 14 pieces of which 8 travel at once, so in two waves.
+    swap_us = 616_562_688 / 45e3 + 2 * WAVE_US
+    needed = 2 * swap_us / (4 * 0.2202)
+    assert hysteresis.loses_in_waves(0.999 * needed, home_LE, previous_LE, _CLUSTER)
+    assert not hysteresis.loses_in_waves(1.001 * needed, home_LE, previous_LE, _CLUSTER)
+    assert not hysteresis.loses_in_waves(0, previous_LE, previous_LE, _CLUSTER)
 
 
 def test_a_guess_asks_for_a_gain_within_limits():

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from relibra.agent import Phase, StepOutcome
-from relibra.planning import Cause
+from relibra.planning import Cause, Cluster
 from relibra.plugins.balanced_passes import BalancedPasses, within
 from relibra.plugins.settings import PluginSettings
 
@@ -22,6 +22,7 @@ class Scripted:
     def __init__(self) -> None:
         self.planned = mock.Mock(has_planner=mock.Mock(return_value=True), submit=mock.Mock(return_value=True))
         self.planned.settings = PluginSettings(planner="planner:7420", job="job", plan_timeout_s=20.0)
+        self.planned.cluster = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1)
         self.begin_step = mock.Mock(return_value=outcome())
         self.runs_plain = mock.Mock(return_value=False)
         agent = mock.Mock(begin_step=self.begin_step, runs_plain=self.runs_plain)
@@ -48,6 +49,19 @@ def test_only_a_pass_that_the_planner_took_may_wait_for_its_plan_as_long_as_the_
     scripted.passes.begin(Phase.UPDATE)
     assert scripted.timeouts_s() == [20.0, 1.0, 1.0, 0.0]
     assert [call.args[0] for call in scripted.begin_step.call_args_list] == [0, 1, 2, 3]
+
+
+def test_L1_a_pass_waits_no_longer_than_the_micro_batches_of_the_last_one_ran(scripted: Scripted) -> None:
+    """Not even where no plan has come yet, and whatever the framework does between the two passes."""
+    clock = mock.Mock(side_effect=[0.0, 1.0, 2.0, 100.0])
+    with mock.patch.object(scripted.passes._wait, "_clock", clock):
+        scripted.passes.begin(Phase.RECOMPUTE, mock.Mock())
+        for _ in range(2):
+            scripted.passes.forward_step(mock.Mock())()
+        scripted.passes.pause()
+        scripted.passes.begin(Phase.RECOMPUTE, mock.Mock())
+    assert scripted.timeouts_s() == [20.0, 1.0]
+    assert [call.kwargs["timeout_s"] for call in scripted.planned.submit.call_args_list] == [20.0, 1.0]
 
 
 def test_L1_after_a_pass_from_history_that_got_no_answer_no_pass_waits(scripted: Scripted) -> None:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from relibra.agent.expert_times import ExpertTimes
 from relibra.agent.link_rates import LinkRates
 from relibra.evaluation.model_presets import MODELS
 from relibra.evaluation.training import Training
-from relibra.planning import Cluster, PlanParams
+from relibra.planning import Cluster, CostModel, PlanParams
 from relibra.planning.machines.dispatcher import Dispatcher
 from relibra.planning.machines.hardware import HARDWARE
 from relibra.plugins.plan_params import dispatcher_of, homes_stay, plan_params
@@ -56,18 +57,48 @@ def test_a_job_has_the_prices_of_the_evaluation(
     assert planned(gpu=gpu, **config).cost == evaluated.planning_cost
 
 
-def test_links_have_the_rates_that_ranks_measured_if_dispatch_is_what_was_measured() -> None:
-    links, preset = LinkRates(inside=150e3, across=21e3), planned().cost
-    assert preset is not None
-    params, whose = plan_params(SETTINGS, SHAPE.model(), TWO_NODES, ALLTOALL, "NVIDIA H100", links)
-    assert params.cost == replace(preset, intra_node_bytes_per_us=150e3, inter_node_bytes_per_us=21e3)
-    assert whose.endswith("with alltoall, 150 GB/s inside a node as measured, 21 GB/s between nodes as measured")
-    deepep = SimpleNamespace(**(vars(ALLTOALL) | {"moe_token_dispatcher_type": "flex"}))
-    params, whose = plan_params(SETTINGS, SHAPE.model(), TWO_NODES, deepep, "NVIDIA H100", links)
-    of_deepep = planned(moe_token_dispatcher_type="flex").cost
-    assert of_deepep is not None
-    assert params.cost == replace(of_deepep, intra_node_bytes_per_us=150e3)
-    assert whose.endswith("with deepep, 150 GB/s inside a node as measured")
+def corrected(*measured: Any, **config: Any) -> tuple[CostModel, str]:
+    of_megatron = SimpleNamespace(**(vars(ALLTOALL) | config))
+    params, whose = plan_params(SETTINGS, SHAPE.model(), TWO_NODES, of_megatron, "NVIDIA H100", *measured)
+    assert params.cost is not None
+    return params.cost, whose
+
+
+DEEPEP = {"moe_token_dispatcher_type": "flex"}
+
+
+def test_links_have_the_rates_that_ranks_measured() -> None:
+    cost, whose = corrected(LinkRates(inside=150e3, across=21e3))
+    assert (cost.intra_node_bytes_per_us, cost.inter_node_bytes_per_us) == (150e3, 21e3)
+    assert "with alltoall, 150 GB/s inside a node as measured, 21 GB/s of an all-to-all between nodes as mea" in whose
+    assert corrected(LinkRates(inside=150e3, across=21e3), **DEEPEP)[0].intra_node_bytes_per_us == 150e3
+
+
+@pytest.mark.parametrize(("alltoall", "peak"), [(9e3, 9e3 / 0.38), (21e3, 50e3), (60e3, 60e3 / 0.88)])
+def test_a_dispatcher_that_was_not_measured_has_its_share_of_adapters_that_allow_the_measured_rate(
+    alltoall: float, peak: float
+) -> None:
+    cost, _ = corrected(LinkRates(across=alltoall), **DEEPEP)
+    assert cost.inter_node_bytes_per_us == pytest.approx(0.87 * peak)
+
+
+def test_experts_have_the_times_that_ranks_measured() -> None:
+    preset = corrected()[0]
+    times = ExpertTimes(us_per_token=2 * preset.us_per_token, fixed_us=3 * preset.expert_us[0])
+    cost, whose = corrected(LinkRates(), times)
+    assert (cost.us_per_token, cost.expert_us[0]) == pytest.approx((times.us_per_token, times.fixed_us))
+    assert "ns for a token of an expert as measured" in whose
+    assert replace(cost, expert_us=preset.expert_us) == preset, "the other prices stay"
+    assert corrected(LinkRates(), ExpertTimes(times.us_per_token))[0].expert_us[0] == preset.expert_us[0]
+
+
+@pytest.mark.parametrize("off", [1 / 11, 11.0])
+def test_S9_prices_far_from_those_of_the_preset_are_not_believed_and_the_log_says_so(off: float) -> None:
+    preset = corrected()[0]
+    links = LinkRates(preset.intra_node_bytes_per_us * off, preset.inter_node_bytes_per_us * off)
+    cost, whose = corrected(links, ExpertTimes(preset.us_per_token * off, preset.expert_us[0] * off))
+    assert cost == preset
+    assert whose.count("as measured, which is not believed: the preset has") == 4
 
 
 def test_the_user_names_the_machine_whose_speeds_count() -> None:

@@ -24,21 +24,34 @@ def test_L1_a_pass_waits_no_longer_than_its_plan_could_save(
 
 
 def test_L1_the_wait_follows_the_last_pass_of_the_same_phase_and_the_last_plan() -> None:
-    clock = mock.Mock(side_effect=[0.0, 4.0, 10.0, 18.0])
-    wait = PlanWait(30.0, clock)
+    wait = PlanWait(30.0, 8, mock.Mock(side_effect=[0.0, 3.0, 4.0, 10.0, 18.0]))
     wait.begin(Phase.RECOMPUTE, PLANNED)
-    wait.end()
-    wait.end()  # the framework paused before the next pass began
+    wait.mark()
+    wait.mark()  # after its last micro-batch; what the framework does then is not its time
     assert wait.limit_s(Phase.RECOMPUTE) == 4.0 * 0.5
-    assert wait.limit_s(Phase.UPDATE) == 30.0, "no update has run yet"
     wait.begin(Phase.UPDATE, KEPT)
-    wait.end()
+    assert wait.limit_s(Phase.UPDATE) == 30.0, "nothing is known yet of the phase that runs"
+    wait.mark()
     assert wait.limit_s(Phase.UPDATE) == 8.0 * 0.25
     assert wait.limit_s(Phase.RECOMPUTE) == 4.0 * 0.25
 
 
-def test_a_pass_without_any_plan_says_nothing_of_one_with_a_plan() -> None:
-    wait = PlanWait(30.0, mock.Mock(return_value=5.0))
+def test_L1_only_the_first_pass_may_wait_the_full_limit() -> None:
+    """Where no plan ever comes in time, balance could save at most what the slowest of all ranks may lose."""
+    wait = PlanWait(30.0, 8, mock.Mock(side_effect=[0.0, 2.0, 5.0, 11.0]))
+    assert wait.limit_s(Phase.RECOMPUTE) == 30.0
+    wait.begin(Phase.RECOMPUTE, PLAIN)
+    wait.mark()
+    assert wait.limit_s(Phase.UPDATE) == 2.0 * 7 / 8, "the other phase is an estimate"
     wait.begin(Phase.UPDATE, PLAIN)
-    wait.end()
-    assert wait.limit_s(Phase.UPDATE) == 30.0
+    wait.mark()
+    assert wait.limit_s(Phase.UPDATE) == 6.0 * 7 / 8
+    assert wait.limit_s(Phase.RECOMPUTE) == 2.0 * 7 / 8
+
+
+def test_a_plain_pass_leaves_what_the_last_plan_told() -> None:
+    wait = PlanWait(30.0, 8, mock.Mock(side_effect=[0.0, 2.0, 5.0, 8.0]))
+    for outcome in (PLANNED, PLAIN):
+        wait.begin(Phase.UPDATE, outcome)
+        wait.mark()
+    assert wait.limit_s(Phase.UPDATE) == 3.0 * 0.5

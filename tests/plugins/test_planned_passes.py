@@ -48,7 +48,7 @@ class Job:
         self._each(PlannedPasses.register)
 
     def submit(self, pass_index: int) -> list[bool]:
-        return self._each(lambda passes: passes.submit(pass_index, mock.Mock()))
+        return self._each(lambda passes: passes.submit(pass_index, mock.Mock(), timeout_s=1.0))
 
     def has_planner(self) -> list[bool]:
         return self._each(PlannedPasses.has_planner)

@@ -49,6 +49,7 @@ def test_the_configuration_counts_more_than_the_environment() -> None:
         hardware="h200",
         reorder="never",
         transport="process_group",
+        host_copy=False,
         memory_budget_gib=12.5,
         guard=False,
     )
@@ -66,7 +67,7 @@ def test_the_configuration_counts_more_than_the_environment() -> None:
         ({"planner": "a:1", "reorder": "often"}, r"relibra\.reorder: expected auto or never or always, got often"),
         ({"planner": "a:1", "transport": "peer"}, r"relibra\.transport: expected auto or symmetric or process_group"),
         ({"planner": "a:1", "hardware": "tpu"}, r"relibra\.hardware: expected h100 or h200"),
-        ({"planner": "a:1", "host_copy": "maybe"}, r"relibra\.host_copy: expected true or false, got maybe"),
+        ({"planner": "a:1", "host_copy": "maybe"}, r"relibra\.host_copy: expected auto, true or false, got maybe"),
         ({"planner": "a:1", "guard": "perhaps"}, r"relibra\.guard: expected true or false, got perhaps"),
         ({"planner": "a:1", "mode": "observe", "pack": True}, r"relibra\.pack: expected false with mode=observe"),
         ({"planner": "a:1", "mode": "watch"}, r"relibra\.mode: expected balance or observe, got watch"),

@@ -1,8 +1,6 @@
 """The attributes of frameworks that plug-ins rely on are there: in saved signatures, and in a checkout."""
 
 import json
-import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -31,12 +29,3 @@ def test_a_checkout_has_the_saved_signatures(name: str) -> None:
     if checkout is None:
         pytest.skip(frameworks.reason(name))
     assert read(checkout, FRAMEWORKS[name]) == json.loads(SAVED.read_text())[name]["modules"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_patch_for_upstream_applies_to_a_checkout(name: str) -> None:
-    checkout = frameworks.checkout(name)
-    if checkout is None:
-        pytest.skip(frameworks.reason(name))
-    patch = Path(__file__).parents[2] / "docs" / "integrations" / "upstream" / f"{name.lower()}.patch"
-    subprocess.run(["git", "apply", "--check", str(patch)], cwd=checkout, check=True)

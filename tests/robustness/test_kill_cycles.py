@@ -37,7 +37,7 @@ class Stream:
         """Report until stopped, with a bound on the sequences that wait."""
         routed_TLK = routed_experts(0, 6)
         while not stop.is_set():
-            if self._reporter._outbox.num_unanswered() < MAX_WAITING:
+            if self._reporter.num_waiting < MAX_WAITING:
                 assert self._reporter.report(1, f"seq-{self._num_handed}", routed_TLK)
                 self._num_handed += 1
             else:
@@ -46,7 +46,7 @@ class Stream:
     def tell(self) -> int:
         """Record the sequences that are acknowledged by now, which are the oldest ones; return how many there are."""
         num_told, asked_after = self._num_told, len(self._planner.history)
-        self._num_told = max(num_told, self._num_handed - self._reporter._outbox.num_unanswered())
+        self._num_told = max(num_told, self._num_handed - self._reporter.num_waiting)
         ids = [f"seq-{index}" for index in range(num_told, self._num_told)]
         self._planner.history.tell(
             Event(

@@ -60,12 +60,12 @@ def test_L3_L4_a_planner_that_ends_or_freezes_mid_ingest(world: World, stop: sig
     ):
         reporter = report_many(planner)
         epoch = int(redis.hget("relibra:{job}:job", "epoch"), 16)
-        eventually(lambda: reporter._outbox.num_unanswered() < NUM_SEQUENCES)
+        eventually(lambda: reporter.num_waiting < NUM_SEQUENCES)
         planner.process.send_signal(stop)
         if stop != signal.SIGSTOP:
             assert planner.process.wait(PATIENT_S) == (-stop if stop == signal.SIGKILL else 0)
         # Read in this order: a frozen planner may have run on for a moment.
-        acknowledged = NUM_SEQUENCES - reporter._outbox.num_unanswered()
+        acknowledged = NUM_SEQUENCES - reporter.num_waiting
         kept = redis.hlen(JobKeys("job").attempt(epoch).step(1, "counts"))
         assert 0 < acknowledged <= kept < NUM_SEQUENCES
         planner.wake() if stop == signal.SIGSTOP else planner.start()

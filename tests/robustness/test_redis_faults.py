@@ -61,7 +61,7 @@ def test_L1_S7_a_full_redis_refuses_and_recovers(world: World) -> None:
     ):
         redis.config_set("maxmemory", "1")
         reporter.report(2, "seq", routed_experts(0, 5))
-        eventually(lambda: reporter._trouble)
+        eventually(lambda: reporter.trouble)
         with pytest.raises(Unavailable, match="maxmemory"):
             reporter.flush(timeout_s=0.1)
         assert fetch(planner, 1).id.version == 1
@@ -123,7 +123,7 @@ def test_L3_redis_comes_back_with_a_policy_that_evicts(world: World, monkeypatch
             )
             world.redis.recover()
         reporter.report(2, "seq", routed_experts(0, 5))
-        eventually(lambda: "evicts keys" in str(reporter._trouble))
+        eventually(lambda: "evicts keys" in str(reporter.trouble))
         eventually(lambda: "nothing is acknowledged: this Redis evicts keys" in planner.log())
         eventually(lambda: not is_serving(planner))
         with world.redis.client() as redis:

@@ -20,7 +20,11 @@ def test_jobs_are_shown_with_their_health(http: TestClient, job: WatchedJob) -> 
 
 
 def test_S9_the_first_step_without_a_plan_and_why_are_fields(http: TestClient, job: WatchedJob) -> None:
-    balance = http.get("/v1/jobs/job").json()["balance"]
+    shown = http.get("/v1/jobs/job").json()
+    assert shown["memory_forecasts"] == {"num_steps": 0, "num_exceeded": 0, "share": None}, (
+        "its micro-batches are known"
+    )
+    balance = shown["balance"]
     assert (balance["since_step"], balance["obstacle"]) == (2, "fell_back")
     assert (balance["num_without_plan"], balance["num_executed"]) == (1, 2)
     assert "4 of 4 ranks kept the last plan" in balance["reason"]

@@ -43,6 +43,7 @@ def test_metrics_tell_of_every_job(http: TestClient, job: WatchedJob) -> None:
     assert 'relibra_not_balancing_since_step{job_id="job"} 2.0' in lines
     assert 'relibra_steps_without_plan{job_id="job"} 1.0' in lines
     assert 'relibra_steps_executed_recently{job_id="job"} 2.0' in lines
+    assert 'relibra_memory_forecasts_recently{job_id="job"} 0.0' in lines
     assert 'relibra_fallback_ranks{cause="late",job_id="job",phase="update"} 4.0' in lines
     assert 'relibra_fallback_ranks{cause="stale",job_id="job",phase="update"} 0.0' in lines
     assert 'relibra_missing_reports{job_id="job",phase="update"} 0.0' in lines

@@ -9,7 +9,7 @@ import pytest
 
 from harness import child_process
 from harness.services import Service, eventually, planner, redis_server, redis_url, run, shared_planner  # noqa: F401
-from harness.whole_job import skyrl_job, verl_job
+from harness.whole_job import skyrl_job, verl_fully_async, verl_job
 from harness.whole_job.job import Outcome
 from relibra.store.embedded import EmbeddedRedis
 
@@ -47,35 +47,35 @@ def plain(rollout_python: str, prepared: Path, balanced: Outcome) -> Outcome:
 
 STEPS_OF_DRIFTER, SAVED, PLANNED = 4, 2, 3
 """The steps of the job without replay, the step after which it saves, and those that its planner survives."""
-WITHOUT_REPLAY = (
-    "actor_rollout_ref.actor.megatron.router_replay.mode=disabled",
-    "actor_rollout_ref.rollout.enable_rollout_routing_replay=False",
-)
+WITHOUT_REPLAY = "actor_rollout_ref.actor.megatron.router_replay.mode=disabled"
 
 
 @pytest.fixture(scope="session")
-def drifter(rollout_python: str, prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def drifter(
+    rollout_python: str,
+    prepared: Path,
+    redis_server: EmbeddedRedis,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Outcome:
     """A job without replay on two machines, which saves a checkpoint, and whose planner is killed."""
-    folder = tmp_path_factory.mktemp("mortal")
-    with EmbeddedRedis(folder) as redis:
-        mortal = Service("planner", redis.url, folder)
-        job = verl_job.Job(
-            folder=prepared,
-            name="drifter",
-            planner=mortal.address,
-            num_steps=STEPS_OF_DRIFTER,
-            own_machines=True,
-            settings=(*WITHOUT_REPLAY, f"trainer.save_freq={SAVED}"),
-        )
+    mortal = Service("planner", redis_server.url, tmp_path_factory.mktemp("mortal"))
+    job = verl_job.Job(
+        folder=prepared,
+        name="drifter",
+        planner=mortal.address,
+        num_steps=STEPS_OF_DRIFTER,
+        own_machines=True,
+        settings=(WITHOUT_REPLAY, f"trainer.save_freq={SAVED}"),
+    )
 
-        def kill() -> None:
-            eventually(lambda: len(Outcome(folder=prepared / job.name, code=None).metrics) >= PLANNED, within_s=600)
-            mortal.kill()
+    def kill() -> None:
+        eventually(lambda: len(Outcome(folder=prepared / job.name, code=None).metrics) >= PLANNED, within_s=600)
+        mortal.kill()
 
-        killer = threading.Thread(target=kill)
-        killer.start()
-        outcome = job.run(rollout_python)
-        killer.join()
+    killer = threading.Thread(target=kill)
+    killer.start()
+    outcome = job.run(rollout_python)
+    killer.join()
     return outcome
 
 
@@ -88,7 +88,7 @@ def resumed(rollout_python: str, prepared: Path, drifter: Outcome) -> Outcome:
         replays=drifter.folder.name,
         num_steps=STEPS_OF_DRIFTER,
         settings=(
-            *WITHOUT_REPLAY,
+            WITHOUT_REPLAY,
             "actor_rollout_ref.actor.megatron.dist_ckpt_optim_fully_reshardable=True",
             "trainer.resume_mode=resume_path",
             f"trainer.resume_from_path={drifter.folder}/global_step_{SAVED}",
@@ -107,6 +107,22 @@ def asynchronous(rollout_python: str, prepared: Path, shared_planner: Service) -
         keeps=False,
         settings=("trainer.v1.trainer_mode=colocate_async",),
     )
+    return job.run(rollout_python)
+
+
+@pytest.fixture(scope="session")
+def fully_async(rollout_python: str, prepared: Path, shared_planner: Service) -> Outcome:  # noqa: F811
+    """A job of verl's `fully_async` on two machines, whose samples are kept."""
+    job = verl_fully_async.FullyAsyncJob(
+        folder=prepared, name="fully-async", planner=shared_planner.address, own_machines=True
+    )
+    return job.run(rollout_python)
+
+
+@pytest.fixture(scope="session")
+def fully_async_plain(rollout_python: str, prepared: Path, fully_async: Outcome) -> Outcome:
+    """verl's `fully_async` alone, on the same samples."""
+    job = verl_fully_async.FullyAsyncJob(folder=prepared, name="fully-async-plain", replays=fully_async.folder.name)
     return job.run(rollout_python)
 
 

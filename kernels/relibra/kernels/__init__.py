@@ -7,15 +7,15 @@ Out:  physical routing, packed buffers, main gradients.
     reference   every operation but `token_split` in pure torch: the CPU path, and the oracle for the kernels
     cuda        every operation as launches (`launch`) of the kernels in `csrc`
     driver      runs launches on a device; `nvrtc` compiles the kernels from `sources`
-    stream_wait lets a stream wait for a value in memory
+    stream_work lets streams copy, and wait for each other, without kernels
 """
 
+from relibra.kernels.direct_function import DirectFunction, refuse_second_derivatives
 from relibra.kernels.ops import (
     expert_pack,
     expert_unpack,
     grad_accumulate,
     quota_remap,
-    refuse_second_derivatives,
     token_split,
 )
 from relibra.kernels.packed import ALIGNMENT_BYTES, packed_size_bytes
@@ -25,6 +25,7 @@ __all__ = [
     "ALIGNMENT_BYTES",
     "EMPTY",
     "REST",
+    "DirectFunction",
     "expert_checksum",
     "expert_pack",
     "expert_unpack",

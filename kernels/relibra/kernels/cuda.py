@@ -42,9 +42,10 @@ Segment = tuple[int, int, int]
 """Address to read, address to write, number of bytes."""
 
 
-def expert_pack(run: Run, tensors: Sequence[Tensor]) -> Tensor:
+def expert_pack(run: Run, tensors: Sequence[Tensor], buffer: Tensor | None = None) -> Tensor:
     """Run `reference.expert_pack` on the device of the tensors."""
-    buffer = torch.empty(packed_size_bytes(tensors), dtype=torch.uint8, device=tensors[0].device)
+    if buffer is None:
+        buffer = torch.empty(packed_size_bytes(tensors), dtype=torch.uint8, device=tensors[0].device)
     places = [buffer.data_ptr() + offset for offset in packed_offsets(tensors)]
     _copy(run, [(t.data_ptr(), place, t.nbytes) for t, place in zip(tensors, places, strict=True)], zero_padding=True)
     return buffer

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from relibra.errors import RelibraError
 from relibra.kernels import checks, cuda, driver, reference
+from relibra.kernels.direct_function import DirectFunction, refuse_second_derivatives
 
 
 def _kernels(device: torch.device, tensors: Sequence[Tensor] = ()) -> driver.Device | None:
@@ -46,9 +46,7 @@ def quota_remap(
     if not has_valid_slots:
         checks.slots(probs_TE, slot_expert_P, share_P)
     if torch.is_grad_enabled() and probs_TE.requires_grad:
-        remapped: tuple[Tensor, Tensor] = _QuotaRemap.apply(  # type: ignore[no-untyped-call]
-            probs_TE, routing_map_TE, slot_expert_P, share_P
-        )
+        remapped: tuple[Tensor, Tensor] = _QuotaRemap.apply(probs_TE, routing_map_TE, slot_expert_P, share_P)
         return remapped
     return _remap(probs_TE, routing_map_TE, slot_expert_P, share_P)
 
@@ -87,25 +85,14 @@ def token_split(
         on_host: does the same with numpy arrays, where no kernel can run or the node is too large for it.
     """
     run = _kernels(counts_RE.device, (counts_RE, slot_expert_P))
-    num_redundant = (len(slot_expert_P) - counts_RE.shape[1]) // len(counts_RE) * gpus_per_node
+    num_ranks, num_experts = counts_RE.shape
+    num_redundant = (slot_expert_P.shape[0] - num_experts) // num_ranks * gpus_per_node
     if run is None or gpus_per_node > _MOST_RANKS or num_redundant > _MOST_REPLICAS:
         return torch.from_numpy(on_host(counts_RE.cpu().numpy())).to(counts_RE.device)
     return cuda.token_split(run, counts_RE, slot_expert_P, gpus_per_node, rank)
 
 
-def refuse_second_derivatives() -> None:
-    """Raise in a backward that records a graph of itself. Torch's `once_differentiable` costs the host 3 us.
-
-    Raises:
-        RelibraError: the backward runs with `create_graph=True`.
-    """
-    if torch.is_grad_enabled():
-        raise RelibraError(
-            "relibra's operations have no second derivatives; run the backward without create_graph=True"
-        )
-
-
-class _QuotaRemap(torch.autograd.Function):
+class _QuotaRemap(DirectFunction):
     @staticmethod
     def forward(
         ctx: Any, probs_TE: Tensor, routing_map_TE: Tensor, slot_expert_P: Tensor, share_P: Tensor
@@ -126,12 +113,12 @@ class _QuotaRemap(torch.autograd.Function):
         return _give_back(grad_TP, routing_map_TP, slot_expert_P, ctx.num_experts), None, None, None
 
 
-def expert_pack(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+def expert_pack(tensors: Sequence[Tensor], device: torch.device, buffer: Tensor | None = None) -> Tensor:
     """Run `reference.expert_pack`; torch copies tensors that are not on `device`."""
     run = _kernels(torch.empty(0, device=device).device, tensors) if tensors else None
     if run is None:
-        return reference.expert_pack(tensors, device)
-    return cuda.expert_pack(run, tensors)
+        return reference.expert_pack(tensors, device, buffer)
+    return cuda.expert_pack(run, tensors, buffer)
 
 
 def expert_unpack(buffer: Tensor, into: Sequence[Tensor]) -> None:

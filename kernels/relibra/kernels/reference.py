@@ -73,9 +73,16 @@ def quota_give_back(grad_TP: Tensor, routing_map_TP: Tensor, slot_expert_P: Tens
     return grad_TE.index_add_(1, expert_P, grad_TP.masked_fill(~routing_map_TP, 0.0))
 
 
-def expert_pack(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Copy the bytes of `tensors` into one new uint8 buffer on `device`, in order, each padded to the alignment."""
-    buffer = torch.zeros(packed_size_bytes(tensors), dtype=torch.uint8, device=device)
+def expert_pack(tensors: Sequence[Tensor], device: torch.device, buffer: Tensor | None = None) -> Tensor:
+    """Copy the bytes of `tensors` into one uint8 buffer on `device`, in order, each padded to the alignment.
+
+    Args:
+        tensors: what to copy.
+        device: where a new buffer is made.
+        buffer: of the size that these tensors take; by default a new one, padded with zeros.
+    """
+    if buffer is None:
+        buffer = torch.zeros(packed_size_bytes(tensors), dtype=torch.uint8, device=device)
     for tensor, place in _places(buffer, tensors):
         place.copy_(tensor.detach())
     return buffer

@@ -26,6 +26,7 @@ _OVERVIEW = {
         "advise": "Say whether balancing pays for a model, and with which settings.",
         "simulate": "Compare balancing policies by simulated training time.",
         "plan": "Plan a routing trace and show what balancing gains.",
+        "placement": "Say where SGLang should place experts and their copies.",
         "calibrate": "Turn GPU measurements into a cost model.",
     },
     "Look at jobs": {

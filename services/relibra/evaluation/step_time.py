@@ -27,6 +27,7 @@ from relibra.evaluation.assignment import Assignment, Known
 from relibra.evaluation.cell_time import Cells, cells_of
 from relibra.evaluation.training import Training
 from relibra.evaluation.work import Work, even_work, work_of
+from relibra.planning.carriage import Carriage
 from relibra.planning.load import StepLoad
 from relibra.planning.machines.constants import GRADIENT_BYTES_PER_WEIGHT_BYTE
 from relibra.planning.machines.dispatcher import NUM_FORWARDS
@@ -118,20 +119,14 @@ def balanced_time_of(work: Work, training: Training) -> StepTime:
 
 
 def reorder_s(home_LE: NDArray[np.int32], previous_LE: NDArray[np.int32], training: Training) -> float:
-    """Return the time in which experts move with their state, all ranks at once."""
-    cluster, size_bytes = training.cluster, training.model.model().expert_state_size_bytes
-    slowest_us = 0.0
-    moved_LE = home_LE != previous_LE
-    to_X, from_X = home_LE[moved_LE], previous_LE[moved_LE]
-    is_inside_X = to_X // cluster.gpus_per_node == from_X // cluster.gpus_per_node
-    for is_link_X, bytes_per_us in (
-        (is_inside_X, training.constants.state_inside_bytes_per_us),
-        (~is_inside_X, training.constants.state_across_bytes_per_us),
-    ):
-        for end_X in (to_X, from_X):
-            most = np.bincount(end_X[is_link_X], minlength=1).max()
-            slowest_us = max(slowest_us, float(most) * size_bytes / bytes_per_us)
-    return slowest_us / 1e6
+    """Return the time of the waves in which experts move with their state."""
+    carriage = Carriage(
+        expert_bytes=training.model.model().expert_state_size_bytes,
+        inside_bytes_per_us=training.constants.state_inside_bytes_per_us,
+        across_bytes_per_us=training.constants.state_across_bytes_per_us,
+        wave_us=training.constants.wave_us,
+    )
+    return carriage.us(home_LE, previous_LE, training.cluster.gpus_per_node) / 1e6
 
 
 def _add_up(

@@ -33,6 +33,7 @@ LIMITS = (
     "health_watches",
     "max_cells",
     "max_jobs",
+    "max_jobs_by_prefix",
     "max_open_steps",
     "max_processes",
     "max_reports_size_bytes",

@@ -8,6 +8,8 @@ Out:  a `Plan` that passes `check_plan`, with its lower bound and a sentence of 
 
     split                tokens over the copies that exist: what ranks do at run time, and what a plan expects of them
 
+    places, waves        where experts live, and how they move there; ranks carry the waves out, `carriage` prices them
+
     expected.loads       before `solve`, where loads are not known: estimates them
     expected.replicas    in `solve`, where loads come from previous steps: chooses replicas in place of `replicas`
 
@@ -15,7 +17,8 @@ Out:  a `Plan` that passes `check_plan`, with its lower bound and a sentence of 
     bounds, check        how good and how valid a plan is
 
 Importing this package needs numpy alone, and so do the modules outside its wings except `solve`, `traffic` and `jit`:
-the trainer takes `plan`, `step_plan`, `check`, `job`, `split` and `execution` from it, and needs no numba.
+the trainer takes `plan`, `step_plan`, `check`, `job`, `split`, `places`, `waves` and `execution` from it, and needs
+no numba.
 """
 
 from relibra.planning.check import check_placement, check_plan, check_step_plan

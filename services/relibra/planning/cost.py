@@ -203,10 +203,3 @@ class CostModel:
             added += 1 / (left - share)
             misses *= (left - share) / left
         return replace(self, token_size_bytes=self.token_size_bytes * misses * added / top_k)
-
-    def reorder_us(self, num_moved: float, num_ranks: int, state_size_bytes: int) -> float:
-        """Return the time of moving experts between nodes at the start of a step.
-
-        All ranks move experts at once, and nothing hides the transfer.
-        """
-        return num_moved / num_ranks * state_size_bytes / self.inter_node_bytes_per_us

@@ -14,6 +14,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+from relibra.planning.carriage import WAVE_US, Carriage
 from relibra.planning.cost import CostModel
 from relibra.planning.execution import PhaseSummary
 from relibra.planning.job import Cluster, Model, PlanParams
@@ -31,9 +32,9 @@ _GAIN_OF_LESS_TRAFFIC = 3.0
 every step, and rates between nodes are among the least certain constants: experts may travel at 0.63 times the rate
 that is expected, and dispatch at 1.47 times. A move that gains three times its cost pays even then."""
 
-_GAIN_AT_BUSIEST = 2.0
-"""What later moves of all layers must gain together, as a multiple of the time of the rank that sends or receives most
-of them. A step with few moves waits for one rank, and its layers do not see that."""
+_GAIN_OF_WAVES = 2.0
+"""What later moves of all layers must gain together, as a multiple of the time of the waves in which they travel. Every
+wave waits for its busiest rank, and layers do not see that."""
 
 _GUESSED_GAIN = (0.001, 0.02)
 """Bounds on the gain asked for where the cost model is a guess, as parts of the layer's tokens."""
@@ -65,6 +66,8 @@ class Hysteresis:
     """The part of the layer's tokens that must be saved however few experts move."""
     most: float = MIN_GAIN
     """The part of the layer's tokens that is enough however many experts move."""
+    carriage: Carriage | None = None
+    """How experts travel; None where the job has no cost model."""
 
     def of_first_placement(self) -> "Hysteresis":
         """Return the hysteresis for a layer that was never reordered: its moves pay off over several steps."""
@@ -74,14 +77,22 @@ class Hysteresis:
         """Return the hysteresis for later moves where dispatch has a price: they must gain well above their cost."""
         return replace(self, tokens_per_move=self.tokens_per_move * _GAIN_OF_LESS_TRAFFIC)
 
-    def loses_at_busiest(self, tokens: float, num_moves: int) -> bool:
-        """Return whether saving so many tokens in all layers is too little for the rank with the most moves.
+    def loses_in_waves(
+        self, tokens: float, home_LE: NDArray[np.int32], previous_LE: NDArray[np.int32], cluster: Cluster
+    ) -> bool:
+        """Return whether the moves of these layers gain less together than they must, as ranks carry them out.
 
         Args:
-            tokens: tokens of slowest ranks that the moves of all layers save.
-            num_moves: the moves that would take as long, if all ranks had equally many.
+            tokens: what they save, in tokens of the slowest ranks.
+            home_LE: the home ranks in these layers.
+            previous_LE: the home ranks before.
+            cluster: nodes and ranks.
         """
-        return tokens < _GAIN_AT_BUSIEST * self.tokens_per_move * num_moves
+        if self.carriage is None:
+            return False
+        waves_us = self.carriage.us(home_LE, previous_LE, cluster.gpus_per_node)
+        tokens_per_us = self.tokens_per_move / self.carriage.spread_us(1, cluster.num_ranks)
+        return tokens < _GAIN_OF_WAVES * tokens_per_us * waves_us
 
     def net_gain(self, tokens: int, proposed: int, num_moved: int) -> float:
         """Return the tokens saved beyond what moving `num_moved` experts must save; positive where they should move.
@@ -146,6 +157,14 @@ def price_moves(
     cost = params.cost or CostModel.of_expert(model.expert_weight_size_bytes)
     if params.cost is not None and move_bytes_per_us is not None:
         cost = replace(cost, inter_node_bytes_per_us=max(move_bytes_per_us, 1.0))
-    move_us = cost.reorder_us(1, cluster.num_ranks, model.expert_state_size_bytes)
-    least, most = _GUESSED_GAIN if params.cost is None else (0.0, inf)
-    return Hysteresis(tokens_per_move=move_us / cost.saved_us(1), least=least, most=most)
+    carriage = Carriage(
+        expert_bytes=model.expert_state_size_bytes,
+        inside_bytes_per_us=cost.intra_node_bytes_per_us,
+        across_bytes_per_us=cost.inter_node_bytes_per_us,
+        wave_us=WAVE_US if move_bytes_per_us is None else 0.0,  # a measured rate holds it
+    )
+    tokens_per_move = carriage.spread_us(1, cluster.num_ranks) / cost.saved_us(1)
+    if params.cost is None:
+        least, most = _GUESSED_GAIN
+        return Hysteresis(tokens_per_move=tokens_per_move, least=least, most=most)
+    return Hysteresis(tokens_per_move=tokens_per_move, least=0.0, most=inf, carriage=carriage)

@@ -8,28 +8,20 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Protocol, Self
 
-import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.errors import ERRORS, InvalidInput, LimitExceeded, RelibraError, StaleEpoch, TooManyCalls, Unavailable
+from relibra.errors import InvalidInput, LimitExceeded, RelibraError, Unavailable
 from relibra.planning.load import narrow_counts
 from relibra.rollout.outbox import CountedSequence, Outbox, Refused, RoutedSequence
+from relibra.rollout.report_stream import ReportStream
 from relibra.routing.sequence_routing import SequenceRouting
-from relibra.v1 import routing_pb2
-from relibra.wire.channel import open_channel
 from relibra.wire.credentials import Credentials
-from relibra.wire.launch import this_launch
-from relibra.wire.routing import check_name, encode_sequence, join_attempt, open_stream
-from relibra.wire.status import from_rpc_error
+from relibra.wire.routing import check_name
 
 logger = logging.getLogger(__name__)
 
 BUFFER_SIZE_BYTES = 256 << 20
-_MIN_BACKOFF_S = 0.1
-_MAX_BACKOFF_S = 1.0
-_CLOSE_TIMEOUT_S = 2.0
-_JOIN_TIMEOUT_S = 10.0
 
 
 class Tensor(Protocol):
@@ -87,18 +79,11 @@ class RolloutReporter:
         self._address = address
         self._job_id = job_id
         self._buffer_size_bytes = buffer_size_bytes
-        self._credentials = credentials
         self._outbox = Outbox(num_experts=num_experts, limit_size_bytes=buffer_size_bytes)
-        self._starting = threading.Lock()
-        self._channel: grpc.Channel | None = None
-        self._thread: threading.Thread | None = None
-        self._token = this_launch(attempt).token
-        self._epoch = 0
-        self._over: StaleEpoch | None = None
-        """Why the launch has no attempt, if another launch registered the job before this reporter joined."""
+        self._stream = ReportStream(address, job_id, self._outbox, credentials=credentials, attempt=attempt)
+        self._dropping = threading.Lock()
         self._num_dropped = 0
         self._has_said_unplaced = False
-        self._trouble: RelibraError | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -118,7 +103,17 @@ class RolloutReporter:
     @property
     def epoch(self) -> int:
         """The attempt to which the next sequence will belong; 0 until the planner has said it."""
-        return self._epoch
+        return self._stream.epoch
+
+    @property
+    def trouble(self) -> RelibraError | None:
+        """Why the stream to the planner broke; None once the planner has answered a sequence since."""
+        return self._stream.trouble
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of sequences that the planner has not answered yet."""
+        return self._outbox.num_unanswered()
 
     def follow(self, epoch: int) -> None:
         """Let later sequences belong to an attempt, instead of waiting for a second or two until the planner names it.
@@ -126,14 +121,7 @@ class RolloutReporter:
         Args:
             epoch: what `PlannerClient.rollback` or `register_job` returned; one of an earlier attempt changes nothing.
         """
-        # Epochs only rise. An answer that was on its way may name the attempt before.
-        if epoch <= self._epoch:
-            return
-        if self._epoch:
-            logger.info(
-                "another attempt of job %s began, epoch %016x: later sequences belong to it", self._job_id, epoch
-            )
-        self._epoch = epoch
+        self._stream.follow(epoch)
 
     @property
     def num_dropped(self) -> int:
@@ -189,11 +177,11 @@ class RolloutReporter:
                 sequence_id=sequence_id,
                 routed_TLK=array.copy(),
                 policy_versions=policy_versions,
-                epoch=self._epoch,
+                epoch=self._stream.epoch,
             )
         )
         if taken:
-            self._start()
+            self._stream.start()
         else:
             self._drop()
         self._raise(self._outbox.take_refused(but_of_step=step))
@@ -230,14 +218,14 @@ class RolloutReporter:
             num_rows=num_rows,
             counts_LE=narrow_counts(counts_LE),
             policy_versions=None,
-            epoch=self._epoch,
+            epoch=self._stream.epoch,
         )
         if counted.size_bytes > self._buffer_size_bytes:
             raise LimitExceeded(
                 f"{sequence_id!r} of step {step}: {counted.size_bytes} bytes of counts do not fit the reporter, which "
                 f"has {self._buffer_size_bytes}: raise its buffer_size_bytes"
             )
-        self._start()
+        self._stream.start()
         if not self._outbox.put(counted, timeout_s):
             raise Unavailable(
                 f"the reporter's buffer of {self._buffer_size_bytes} bytes had no room within {timeout_s:g} s: check "
@@ -264,7 +252,7 @@ class RolloutReporter:
         settled = self._outbox.settle_all(timeout_s)
         self._raise(settled.refused)
         if settled.num_waiting:
-            trouble = self._trouble
+            trouble = self.trouble
             error = Unavailable if trouble is None or trouble.retryable else type(trouble)
             raise error(
                 f"{settled.num_waiting} sequences were not acknowledged by the planner at {self._address} within "
@@ -275,15 +263,7 @@ class RolloutReporter:
     def close(self) -> None:
         """Stop within a few seconds; a warning names sequences that are lost, and refusals that no call raised."""
         self._outbox.close()
-        with self._starting:
-            thread = self._thread
-        if thread is None:
-            return
-        thread.join(_CLOSE_TIMEOUT_S)
-        with self._starting:  # the thread opens no other channel once the outbox is closed
-            if self._channel is not None:
-                self._channel.close()
-        thread.join()
+        self._stream.close()
         if refused := self._outbox.take_refused():
             logger.warning(
                 "the reporter was closed before anybody heard of %d refused sequences; the first is %s: %s",
@@ -309,30 +289,8 @@ class RolloutReporter:
             first = refused[0]
             raise type(first.error)(f"{len(refused)} sequences were refused; the first is {first}: {first.error}")
 
-    def _start(self) -> None:
-        if self._thread is not None:
-            return
-        with self._starting:
-            if self._thread is None:
-                self._channel = open_channel(self._address, self._credentials)
-                self._thread = threading.Thread(target=self._stream_until_closed, name="relibra-reporter", daemon=True)
-                self._thread.start()
-
-    def _replace_channel(self) -> None:
-        """Replace the channel: an open channel keeps its planner, and a new one may reach another planner."""
-        with self._starting:
-            if self._channel is None or self._outbox.wait_until_closed(0):
-                return
-            try:
-                channel = open_channel(self._address, self._credentials)
-            except RelibraError as error:  # for example a file of the credentials that is being replaced
-                self._note(error)
-                return
-            self._channel.close()
-            self._channel = channel
-
     def _drop(self) -> None:
-        with self._starting:
+        with self._dropping:
             self._num_dropped += 1
             is_first = self._num_dropped == 1
         if is_first:
@@ -342,69 +300,3 @@ class RolloutReporter:
                 self._buffer_size_bytes,
                 self._address,
             )
-
-    def _stream_until_closed(self) -> None:
-        backoff_s = _MIN_BACKOFF_S
-        # Once joined, the stream stays open without work: it tells which attempt comes next.
-        while self._epoch or self._outbox.wait_for_work():
-            if isinstance(self._trouble, TooManyCalls):
-                self._replace_channel()
-            channel = self._channel
-            assert channel is not None
-            try:
-                self._join(channel)
-                requests = (
-                    routing_pb2.ReportRoutingRequest(ordinal=ordinal, job_id=self._job_id, sequences=sequences)
-                    for ordinal, sequences in self._outbox.send(self._encode)
-                )
-                for response in open_stream(channel, requests, self._job_id, self._epoch):
-                    self._outbox.answer(
-                        response.answered_through,
-                        {
-                            refusal.ordinal: ERRORS.get(refusal.error, RelibraError)(refusal.message)
-                            for refusal in response.refused
-                        },
-                    )
-                    self._outbox.grant(response.credit_through)
-                    self.follow(response.epoch)
-                    if response.answered_through:
-                        self._trouble, backoff_s = None, _MIN_BACKOFF_S
-            except grpc.RpcError as error:
-                self._note(from_rpc_error(error))
-            finally:
-                self._outbox.end_stream()
-            if self._outbox.wait_until_closed(backoff_s):
-                return
-            backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
-
-    def _join(self, channel: grpc.Channel) -> None:
-        """Learn the attempt of the launch."""
-        try:
-            epoch = join_attempt(channel, self._job_id, self._token, timeout_s=_JOIN_TIMEOUT_S)
-        except grpc.RpcError as error:
-            refusal = from_rpc_error(error)
-            if not isinstance(refusal, StaleEpoch):
-                raise
-            self._over = refusal  # the stream opens all the same, so that flush names each sequence that it refuses
-        else:
-            self._over = None
-            self.follow(epoch)
-
-    def _encode(self, sequence: CountedSequence) -> routing_pb2.SequenceRouting:
-        epoch = sequence.epoch or self._epoch
-        if not epoch:
-            assert self._over is not None
-            raise type(self._over)(str(self._over))
-        return encode_sequence(
-            sequence.step,
-            sequence.sequence_id,
-            sequence.num_rows,
-            sequence.counts_LE,
-            sequence.policy_versions,
-            epoch=epoch,
-        )
-
-    def _note(self, trouble: RelibraError) -> None:
-        if self._trouble is None and not self._outbox.wait_until_closed(0):
-            logger.warning("the stream to the planner broke; reconnecting: %s", trouble)
-        self._trouble = trouble

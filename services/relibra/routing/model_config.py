@@ -128,7 +128,7 @@ def _refuse_other_kinds(config: Mapping[str, Any]) -> None:
     if config.get("zero_expert_num"):
         raise InvalidInput.of(
             "zero_expert_num",
-            expected="0: engines send an id of a routed expert for a zero expert (vLLM), or ids beyond them (SGLang), "
-            "so the counts of tokens would be wrong",
+            expected="0: no framework on megatron-core trains zero experts (LongCat), and vLLM sends expert 0 in the "
+            "place of each, so the counts of tokens would be wrong",
             got=config["zero_expert_num"],
         )

@@ -7,6 +7,7 @@ from relibra.planning.execution import Execution
 from relibra.status.attempts import AttemptChoice
 from relibra.status.balance import Balance
 from relibra.status.health import JobHealth
+from relibra.status.memory_forecasts import MemoryForecasts
 from relibra.status.runbook import runbook_path
 from relibra.status.savings import JobSaving
 from relibra.store import Attempt, JobRecord, PackingNote, PlanRecord, Refusal, StepRecord
@@ -25,6 +26,7 @@ class JobGlance:
     """An older launch of the job that still calls though its attempt is over; None again when a schedule is accepted,
     and once the attempt is over."""
     savings: JobSaving
+    memory_forecasts: MemoryForecasts
     steps: list[StepRecord] = field(repr=False)
     """The newest steps, newest first."""
     executed_step: StepRecord | None = field(repr=False)

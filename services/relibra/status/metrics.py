@@ -165,6 +165,10 @@ class _Families:
 
     def tell_execution(self, glance: JobGlance) -> None:
         gauge = functools.partial(self.gauge, job_id=glance.job_id)
+        text = "Newest executed steps whose plan forecast the memory of activations below level micro-batches."
+        gauge("memory_forecasts_recently", text, glance.memory_forecasts.num_steps)
+        text = "How many of them took more than their plan had forecast."
+        gauge("memory_forecasts_exceeded", text, glance.memory_forecasts.num_exceeded)
         text = "Newest steps with a report that is not the one that was stored."
         gauge("damaged_steps", text, len(glance.damaged))
         if glance.applied is not None:

@@ -18,6 +18,7 @@ from relibra.status.figures import PlanFigures
 from relibra.status.glance import JobGlance
 from relibra.status.health import JobHealth, JobState, judge_health
 from relibra.status.ledger import Ledger
+from relibra.status.memory_forecasts import count_exceeded
 from relibra.status.savings import JobSaving, TokenTime
 from relibra.status.views import fields_of
 from relibra.store import Attempt, JobRecord, PlanRecord, StepRecord, StepState, StepSummary, Store
@@ -211,6 +212,7 @@ class Reader:
             damaged=damaged,
             packing=await self.store.get_packing(job),
             refused_launch=None if choice.is_over else find_refused_launch(refusals),
+            memory_forecasts=count_exceeded((step.plan, executions) for step, executions in done),
             savings=JobSaving(**fields_of(saving), time=TokenTime.of(choice.current)),
         )
 

@@ -11,8 +11,9 @@ from markupsafe import Markup
 
 from relibra.status.health import JobState
 
-_INSTALLED = Path(__file__).with_name("runbook.md")
-_IN_REPOSITORY = Path(__file__).parents[3] / "docs" / "runbook.md"
+_INSTALLED = Path(__file__).with_name("runbook_pages")
+_IN_REPOSITORY = Path(__file__).parents[3] / "docs" / "runbook"
+_PAGES = ("jobs", "planners", "redis", "worse")
 
 _SECTIONS: Mapping[JobState, str] = {
     JobState.FAILING: "relibrajobfailing",
@@ -29,12 +30,19 @@ def runbook_path(state: JobState) -> str | None:
     return None if section is None else f"/runbook#{section}"
 
 
+def runbook_text() -> str:
+    """Return the pages of the runbook as one page: one title, and links between them as links inside it."""
+    folder = _INSTALLED if _INSTALLED.exists() else _IN_REPOSITORY
+    first, *others = ((folder / f"{name}.md").read_text(encoding="utf-8") for name in _PAGES)
+    text = "\n".join([first, *(f"#{other}" for other in others)])
+    return re.sub(rf"\]\((?:{'|'.join(_PAGES)})\.md(#[\w-]+)\)", r"](\1)", text)
+
+
 @functools.cache
 def runbook_html() -> Markup:
     """Return the runbook as HTML. Every heading is an anchor, under the names that GitHub gives them."""
-    source = _INSTALLED if _INSTALLED.exists() else _IN_REPOSITORY
     markdown = MarkdownIt("commonmark").enable("table")
-    tokens = markdown.parse(source.read_text(encoding="utf-8"))
+    tokens = markdown.parse(runbook_text())
     for index, token in enumerate(tokens):
         if token.type == "heading_open":
             token.attrSet("id", _anchor(tokens[index + 1].content))

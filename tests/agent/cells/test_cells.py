@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from harness.agent.shapes import shapes
 from harness.distributed.plans import random_plan
 from relibra.agent.cells.cells import StepCells, fill_redundant_slots
-from relibra.agent.placement import Placement
 from relibra.agent.transport import Copy
 from relibra.kernels import EMPTY, REST
 from relibra.planning import Cluster, Model, PlanId, Replicas, StepPlan
+from relibra.planning.places import Placement
 
 SEEDS = st.integers(0, 2**32 - 1)
 CPU = torch.device("cpu")

@@ -55,3 +55,16 @@ def test_a_phase_in_which_a_replay_told_nothing_of_a_cell_is_not_close() -> None
     phase.note(chosen, chosen)
     phase.note(None, chosen)
     assert phase.is_close() is False
+
+
+def test_S9_counts_that_dispatchers_relied_on_must_be_those_chosen() -> None:
+    phase, chosen = CountsAhead(), torch.tensor([1000, 2])
+    phase.note(torch.tensor([999, 3]), chosen)
+    assert phase.is_close() is True
+    assert phase.is_close(most_wrong=0.0) is False
+    phase.rely(4, chosen, chosen)
+    assert phase.take_refusal() is None
+    phase.rely(4, chosen, chosen)
+    phase.rely(7, torch.tensor([999, 3]), chosen)
+    assert "MoE layers [7]" in str(phase.take_refusal())
+    assert phase.take_refusal() is None

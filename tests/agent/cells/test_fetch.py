@@ -14,9 +14,9 @@ from harness.distributed.plans import random_plan
 from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.fetch import Fetcher, Moment, Use, next_use
 from relibra.agent.cells.slots import NUM_SIDES, Slots
-from relibra.agent.placement import Placement
 from relibra.agent.transport import ProcessGroupTransport
 from relibra.planning import Cluster, Model
+from relibra.planning.places import Placement
 
 CLUSTER = Cluster(num_nodes=1, gpus_per_node=1, redundant_slots=0)
 PLACEMENT = Placement.identity(Model(num_layers=8, num_experts=1, top_k=1), CLUSTER)

@@ -3,9 +3,9 @@ import torch
 
 from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.micro_batch import MicroBatch, RealisedLoad, current, running
-from relibra.agent.placement import Placement
 from relibra.planning import Cluster, Model, PlanId, Replicas, StepPlan
 from relibra.planning.execution import sample_micro_batches
+from relibra.planning.places import Placement
 
 MODEL = Model(num_layers=2, num_experts=4, top_k=1)
 CLUSTER = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1)

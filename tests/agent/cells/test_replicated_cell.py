@@ -9,8 +9,8 @@ import torch
 from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.replicated_cell import ReplicatedCell
 from relibra.agent.experts import SequentialExperts
-from relibra.agent.placement import Placement
 from relibra.planning import Cluster, Model, PlanId, Replicas, StepPlan
+from relibra.planning.places import Placement
 
 MODEL = Model(num_layers=4, num_experts=4, top_k=1)
 CLUSTER = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=2)

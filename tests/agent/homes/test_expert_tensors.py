@@ -13,9 +13,9 @@ from relibra.agent.experts import SequentialExperts
 from relibra.agent.groups import Seat
 from relibra.agent.homes.expert_tensors import ExpertTensors, owned_ranges
 from relibra.agent.homes.optimizer_state import OptimizerState, Shard
-from relibra.agent.placement import Placement
 from relibra.kernels import packed_size_bytes
 from relibra.planning import Cluster, Model
+from relibra.planning.places import Part, Placement
 
 SEEDS = st.integers(0, 2**32 - 1)
 SIZE = 7
@@ -83,9 +83,11 @@ class Rank:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.data(), SEEDS, st.booleans())
-def test_S5_every_rank_gets_the_weights_and_the_state_it_owns(data: st.DataObject, seed: int, sharded: bool) -> None:
-    """Shards begin and end anywhere, so a rank may own nothing of an expert."""
+@given(st.data(), SEEDS, st.booleans(), st.integers(1, 3))
+def test_S5_S7_every_rank_gets_the_weights_and_the_state_it_owns(
+    data: st.DataObject, seed: int, sharded: bool, num_pieces: int
+) -> None:
+    """Shards begin and end anywhere, so a rank may own nothing of an expert. An expert may travel in pieces."""
     model, cluster = data.draw(shapes())
     rng = np.random.default_rng(seed)
     start = Placement.identity(model, cluster).with_homes(random_homes(rng, model, cluster))
@@ -105,15 +107,16 @@ def test_S5_every_rank_gets_the_weights_and_the_state_it_owns(data: st.DataObjec
     ranks = [Rank(seat, start, model, cut_of_rank[seat.ep_rank] if sharded else None) for seat in seats]
     for rank in ranks:
         rank.fill(start)
-    carry_out(ranks, seats, start, target)
+    carry_out(ranks, seats, start, target, num_pieces)
     for rank in ranks:
         rank.check(target)
 
 
-def carry_out(ranks: list[Rank], seats: list[Seat], start: Placement, target: Placement) -> None:
+def carry_out(ranks: list[Rank], seats: list[Seat], start: Placement, target: Placement, num_pieces: int) -> None:
     ranges = [owned_ranges(rank.experts, rank.state) for rank in ranks]
     pieces = [ExpertTensors(rank.experts, rank.state, ranges, seats) for rank in ranks]
-    moves = start.moves_to(target)
+    parts = [Part(piece, piece + 1, num_pieces) for piece in range(num_pieces)]
+    moves = [move._replace(part=part) for move in start.moves_to(target) for part in parts]
     pairs = [(a, b) for a in range(len(ranks)) for b in range(len(ranks))]
     messages = {
         (a, b): [
@@ -125,7 +128,9 @@ def carry_out(ranks: list[Rank], seats: list[Seat], start: Placement, target: Pl
     for rank, (seat, own) in enumerate(zip(seats, pieces, strict=True)):
         for end, at in ((0, "source_rank"), (1, "destination_rank")):
             packed = sum(staged_bytes(message) for pair, message in messages.items() if pair[end] == rank)
-            assert packed <= own.expert_bytes * sum(getattr(move, at) == seat.ep_rank for move in moves)  # S7
+            assert packed <= own.piece_bytes(num_pieces) * sum(
+                getattr(move, at) == seat.ep_rank for move in moves
+            )  # S7
     for a, b in pairs:
         for move, sent in zip(pieces[b].outgoing(moves, a, b), messages[a, b], strict=True):
             assert sent

@@ -49,3 +49,12 @@ def test_S9_a_replay_that_ranks_relied_on_in_vain_is_said_once(caplog: pytest.Lo
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     rank.hear([offer(rank)])
     assert not rank.agreed
+
+
+def test_a_phase_is_exact_if_its_last_run_with_replicas_was() -> None:
+    rank = ForetoldPhases()
+    rank.note(NEXT, True, 0, is_exact=True)
+    rank.note(NEXT, None, 1)
+    assert rank.exact == {NEXT}
+    rank.note(NEXT, True, 2)
+    assert not rank.exact

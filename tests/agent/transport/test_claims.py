@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relibra.agent.transport.claims import Claim, Claims
+from relibra.agent.transport.claims import Claim, Claims, Memory
 from relibra.errors import InvalidInput
 
 SIZE = 12
@@ -20,10 +20,12 @@ def test_S5_memory_that_is_filled_has_one_user_at_a_time(steps: list[tuple[slice
         bytes_ = set(range(SIZE)[part])
         clash = any(bytes_ & set(range(SIZE)[other]) and (is_filled or filled) for _, other, filled in held)
         sent, filled = ([], [memory[part]]) if is_filled else ([memory[part]], [])
+        claim = Claim(Memory.of(sent), Memory.of(filled))
         if clash:
             with pytest.raises(InvalidInput, match="wait for that transfer first"):
-                claims.take(sent, filled)
+                claims.take(claim)
         else:
-            held.append((claims.take(sent, filled), part, is_filled))
+            claims.take(claim)
+            held.append((claim, part, is_filled))
         if then_release and held:
             claims.release(held.pop(0)[0])

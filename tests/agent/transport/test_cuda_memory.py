@@ -38,9 +38,8 @@ def test_the_installed_torch_has_what_the_transport_calls() -> None:
 
     assert callable(_symmetric_memory.rendezvous)
     assert callable(_symmetric_memory.get_backend)
-    for name in ("empty_strided_p2p", "stream_write_value32", "get_buffer"):
+    for name in ("empty_strided_p2p", "get_buffer"):
         assert callable(getattr(_SymmetricMemory, name)), name
-    assert hasattr(torch.ops.symm_mem, "stream_write_value32_")
 
 
 @pytest.mark.parametrize("world", [4, 2])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from harness.agent.transfer_cells import transfer_cells
-from relibra.agent.transport import Copy, Fetch, FrozenLayer, Parcel, Pull, Return, transfer_schedule
+from relibra.agent.transport import Copy, Fetch, FrozenLayer, Pull, Receive, Return, Send, transfer_schedule
 
 NUM_RANKS, FIRST_EXPERT = 8, 100
 Lists = defaultdict[tuple[int, int], list[Tensor]]
@@ -26,15 +26,20 @@ class OneRank:
         self.needs_places, self._places = places is not None, places
         self.num_calls = 0
 
-    def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> "OneRank":
-        self.num_calls += 1
-        for peer, tensor, place in sends:
-            self._sent[self.rank, peer].append(tensor)
+    def prepare(self, sends: Sequence[Send], receives: Sequence[Receive]) -> "OneRank":
+        self._to = [send.peer for send in sends]
+        for peer, places in sends:
             if self._places is not None:
-                assert place is not None
-                self._places[self.rank, peer].append(place)
-        for peer, tensor, _ in receives:
-            self._received[peer, self.rank].append(tensor)
+                assert places is not None
+                self._places[self.rank, peer] += places
+        for peer, tensors in receives:
+            self._received[peer, self.rank] += tensors
+        return self
+
+    def start(self, sent: Sequence[Sequence[Tensor]]) -> "OneRank":
+        self.num_calls += 1
+        for peer, tensors in zip(self._to, sent, strict=True):
+            self._sent[self.rank, peer] += tensors
         return self
 
     def wait(self) -> None: ...

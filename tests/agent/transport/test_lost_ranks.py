@@ -5,10 +5,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from harness.agent.parcels import Parcel, start
 from harness.agent.transport_contract import SHORT_S, TIMEOUT_S, TRANSPORTS, Room, group_of, impatient
 from harness.distributed.layout import NODE
 from harness.distributed.ranks import Ranks
-from relibra.agent.transport import HostWeights, Parcel, Pull
+from relibra.agent.transport import HostWeights, Pull
 from relibra.agent.transport.lost_ranks import noticing_death
 from relibra.errors import RelibraError
 from relibra.planning import Cluster
@@ -61,7 +62,7 @@ def lose_the_last(_: Cluster, *, world: int) -> bool:
         for transport in transports.values():
             place = rooms[transport]
             with pytest.raises(RelibraError) as refused:
-                transport.start([Parcel(last, torch.zeros(1 << 20), place)], [Parcel(last, place)]).wait()
+                start(transport, [Parcel(last, torch.zeros(1 << 20), place)], [Parcel(last, place)]).wait()
             text = str(refused.value)
             assert text.startswith(f"ranks [{last}] of the group did not send or take experts in time")
             assert text.endswith("restart from the last checkpoint")

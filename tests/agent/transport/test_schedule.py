@@ -11,8 +11,8 @@ from harness.agent.shapes import shapes
 from harness.agent.transfer_cells import transfer_cells
 from harness.distributed.plans import random_plan
 from relibra.agent.cells.cells import StepCells
-from relibra.agent.placement import Placement
 from relibra.agent.transport import Copy, TransferSchedule, peers_by_round, transfer_schedule
+from relibra.planning.places import Placement
 
 speeds = st.just(0.0) | st.floats(0.01, 100)
 

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable, Sequence
-from unittest import mock
 
 import pytest
 import torch
@@ -10,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from harness.agent.driven_memory import DrivenDevice
+from harness.agent.parcels import Parcel, start
 from harness.agent.simulated_memory import Device, Step, run_all, simulated_node
 from harness.agent.transfer_cells import transfer_cells
-from relibra.agent.transport import Copy, Fetch, Handle, Parcel, Return, SymmetricTransport, symmetric
+from relibra.agent.transport import Copy, Fetch, Handle, Return, SymmetricTransport
 from relibra.errors import InvalidInput
 
 NUM_RANKS, NUM_HOME, NUM_SLOTS = 8, 4, 24
-MODULUS, COUNTED = 256, 250
-"""Words begin anew during the first cells."""
 SIZE_BYTES = 8 * 3 * NUM_SLOTS
 """Two sides of slots and the arrivals, each an int64."""
 
@@ -26,10 +25,8 @@ class Rank:
     """The program of one rank: fetches and returns as the agent makes them. Every value encodes its origin."""
 
     def __init__(self, device: Device) -> None:
-        device.words[:] = [COUNTED] * len(device.words)
         self._device, self.wrong = device, list[str]()
         self._transport = SymmetricTransport(device)
-        self._transport._num_opened[:] = self._transport._num_sent[:] = [COUNTED] * NUM_RANKS
         self._sides = self._transport.memory(SIZE_BYTES, torch.device("cpu")).view(torch.int64).view(3, NUM_SLOTS)
         self._homes, self._gradients = (torch.zeros(num, dtype=torch.int64) for num in (NUM_HOME, NUM_SLOTS))
         self._returning: tuple[Handle, int, Sequence[Copy]] | None = None
@@ -80,24 +77,24 @@ def values(turn: int, rank: int, num: int) -> Tensor:
     return 10_000 * (turn + 1) + 100 * rank + torch.arange(num)
 
 
-@pytest.mark.parametrize("num_queues", [1, 2, 8])
+@pytest.mark.parametrize(("num_queues", "kind"), [(1, Device), (2, Device), (8, Device), (2, DrivenDevice)])
 @given(st.lists(transfer_cells(), min_size=1, max_size=4), st.integers(0, 2**32 - 1))
 def test_S5_no_order_of_work_loses_doubles_or_mixes_up_a_parcel(
-    num_queues: int, cells: list[tuple[Copy, ...]], seed: int
+    num_queues: int, kind: type[Device], cells: list[tuple[Copy, ...]], seed: int
 ) -> None:
-    """Slots and arrivals are filled again in every cell, homes change, relays wait, and words begin anew.
+    """Slots and arrivals are filled again in every cell, homes change, and relays wait.
 
-    With one queue, as under CUDA_DEVICE_MAX_CONNECTIONS=1, a stream that waits for a signal holds up all others.
+    With one queue, as under CUDA_DEVICE_MAX_CONNECTIONS=1, a stream that waits for a signal holds up all others. Driven
+    devices do what calls of the CUDA driver say.
     """
-    with mock.patch.object(symmetric, "_WORD", MODULUS):
-        node = simulated_node(NUM_RANKS, SIZE_BYTES, MODULUS, num_queues)
-        ranks = [Rank(device) for device in node]
-        for rank in ranks:
-            for turn, copies in enumerate(cells):
-                rank.run(turn, copies)
-            rank.settle()
-        assert run_all(node, random.Random(seed).randrange) == {}
-        assert [rank.wrong for rank in ranks] == [[]] * NUM_RANKS
+    node = simulated_node(NUM_RANKS, SIZE_BYTES, num_queues, kind)
+    ranks = [Rank(device) for device in node]
+    for rank in ranks:
+        for turn, copies in enumerate(cells):
+            rank.run(turn, copies)
+        rank.settle()
+    assert run_all(node, random.Random(seed).randrange) == {}
+    assert [rank.wrong for rank in ranks] == [[]] * NUM_RANKS
 
 
 @given(st.lists(transfer_cells(), min_size=2, max_size=3), st.integers(0, NUM_RANKS - 1), st.integers(0, 2**32 - 1))
@@ -105,7 +102,7 @@ def test_ranks_that_miss_a_dead_one_know_whom_they_wait_for(
     cells: list[tuple[Copy, ...]], dead: int, seed: int
 ) -> None:
     """The dead rank runs the first cell alone. A rank may wait for one that waits for the dead one."""
-    node = simulated_node(NUM_RANKS, SIZE_BYTES, 2**32)
+    node = simulated_node(NUM_RANKS, SIZE_BYTES)
     ranks = [Rank(device) for device in node]
     for index, rank in enumerate(ranks):
         for turn, copies in enumerate(cells[:1] if index == dead else cells):
@@ -123,16 +120,16 @@ def test_ranks_that_miss_a_dead_one_know_whom_they_wait_for(
 
 
 def pair() -> tuple[SymmetricTransport, SymmetricTransport]:
-    first, second = (SymmetricTransport(device) for device in simulated_node(2, 64, 2**32))
+    first, second = (SymmetricTransport(device) for device in simulated_node(2, 64))
     return first, second
 
 
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        (None, "parcel.place: expected a place of 8 bytes, as the parcel has, got none"),
-        (slice(0, 16), "parcel.place: expected a place of 8 bytes, as the parcel has, got one of 16 bytes"),
-        ("elsewhere", r"parcel.place: expected memory that `memory` of this transport returned, got a \(8,\) tensor"),
+        (None, "send.places: expected a place for each tensor of the parcel, got none"),
+        (slice(0, 16), r"parcel: expected tensors of \[16\] bytes, as its places have, got \[8\]"),
+        ("elsewhere", r"send.places: expected memory that `memory` of this transport returned, got a tensor elsewhere"),
     ],
 )
 def test_a_parcel_without_a_fitting_place_is_refused_and_leaves_nothing_behind(
@@ -142,14 +139,16 @@ def test_a_parcel_without_a_fitting_place_is_refused_and_leaves_nothing_behind(
     memory, tensor = transport.memory(64, torch.device("cpu")), torch.zeros(8, dtype=torch.uint8)
     bad = torch.zeros_like(tensor) if place == "elsewhere" else None if place is None else memory[place]
     with pytest.raises(InvalidInput, match=message):
-        transport.start([Parcel(1, tensor, bad)], [Parcel(1, memory[:8])])
+        start(transport, [Parcel(1, tensor, bad)], [Parcel(1, memory[:8])])
     assert transport.sent_bytes == 0
-    transport.start([Parcel(1, tensor, memory[56:])], [Parcel(1, memory[:8])])
+    start(transport, [Parcel(1, tensor, memory[56:])], [Parcel(1, memory[:8])])
     assert transport.sent_bytes == 8
 
 
 def test_a_parcel_is_received_in_memory_of_the_transport_alone() -> None:
     transport, _ = pair()
     transport.memory(64, torch.device("cpu"))
-    with pytest.raises(InvalidInput, match=r"parcel.tensor: expected memory that `memory` of this transport returned"):
-        transport.start([], [Parcel(1, torch.zeros(8))])
+    with pytest.raises(
+        InvalidInput, match=r"receive.tensors: expected memory that `memory` of this transport returned"
+    ):
+        start(transport, [], [Parcel(1, torch.zeros(8))])

@@ -1,8 +1,9 @@
 from collections.abc import Sequence
 
 import pytest
+from torch import Tensor
 
-from relibra.agent.transport import Handle, Parcel, Pull
+from relibra.agent.transport import Handle, Pull, Receive, Send
 from relibra.agent.transport.timed import TimedHost, TimedTransport
 
 
@@ -23,7 +24,10 @@ class Slow:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
-    def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Handle:
+    def prepare(self, sends: Sequence[Send], receives: Sequence[Receive]) -> "Slow":
+        return self
+
+    def start(self, sent: Sequence[Sequence[Tensor]]) -> Handle:
         return SlowHandle(self._clock)
 
 
@@ -41,7 +45,8 @@ class SlowHandle:
 def test_only_what_is_waited_for_counts() -> None:
     clock = Clock()
     transport = TimedTransport(Slow(clock), clock)
-    first, second, _ = (transport.start([], []) for _ in range(3))
+    transfers = transport.prepare([], [])
+    first, second, _ = (transfers.start([]) for _ in range(3))
     clock.now_s += 50.0  # computation
     assert transport.waited_s == 0.0
     first.wait()
@@ -64,7 +69,7 @@ class SlowHost:
 def test_what_is_pulled_from_the_host_counts_where_the_rank_waits_for_it() -> None:
     clock = Clock()
     transport = TimedTransport(Slow(clock), clock)
-    pulled, sent = TimedHost(SlowHost(clock), transport).start([]), transport.start([], [])
+    pulled, sent = TimedHost(SlowHost(clock), transport).start([]), transport.prepare([], []).start([])
     assert transport.waited_s == pytest.approx(3.0)
     clock.now_s += 50.0  # computation
     pulled.wait()

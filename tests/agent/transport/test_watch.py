@@ -25,13 +25,16 @@ class Mark:
 
 @dataclass
 class Stream:
-    last_mark: Mark | None = None
+    mark: Mark | None = None
+
+    def take_mark(self) -> Mark | None:
+        return self.mark
 
 
 def test_L1_a_stuck_stream_ends_the_process_with_the_names_of_its_peers(caplog: pytest.LogCaptureFixture) -> None:
     prepared, ended = threading.Event(), threading.Event()
     streams = [Stream(), Stream(Mark([3, 1])), Stream(Mark([2]))]
-    streams[2].last_mark.passed.set()
+    streams[2].mark.passed.set()
     watch = Watch(0.02, streams, prepared.set, ended.set)
     with caplog.at_level(logging.CRITICAL):
         watch.start()
@@ -62,6 +65,24 @@ def test_L1_a_device_that_cannot_say_whom_it_waits_for_ends_the_process_all_the_
     never.set()
     (message,) = caplog.messages
     assert message.startswith("unknown ranks of the group did not send or take experts in time")
+
+
+def test_L1_a_device_that_fails_when_it_is_asked_ends_the_process(caplog: pytest.LogCaptureFixture) -> None:
+    """An error of a device is for good, and the host may be waiting for a peer that waits for this device."""
+    ended = threading.Event()
+
+    class Failing(Mark):
+        def is_over(self) -> bool:
+            raise RuntimeError("an illegal memory access")
+
+    watch = Watch(0.02, [Stream(Failing([]))], end=ended.set)
+    with caplog.at_level(logging.ERROR):
+        watch.start()
+        assert ended.wait(20)
+    first, *_, last = caplog.records
+    assert first.message == "the device does not say whether it has passed a point"
+    assert "illegal memory access" in str(first.exc_info[1])
+    assert last.message.startswith("unknown ranks of the group did not send or take experts in time")
 
 
 def test_a_stream_that_goes_on_ends_nothing_until_the_watch_is_stopped() -> None:

@@ -1,8 +1,14 @@
 """The figures of the hot path: what the agent adds to plain training, and who makes the host wait."""
 
+from collections import Counter
 from typing import Any
+from unittest import mock
+
+import pytest
+import torch
 
 from benchmarks.gpu.hot_path import figures, own_waits, says
+from harness.host_waits import noting_waits
 
 LAUNCH = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 0.0, "dur": 1.0}
 WAITS = {
@@ -37,3 +43,16 @@ def test_waits_of_the_agent_are_named_and_those_of_megatron_are_not_the_agents()
     assert says(found)[-1] == "the agent makes the host wait: 6 x relibra.agent.cells.replay:98 get_replay_topk"
     found = figures(measured({}), {"plain": [], "idle": [], "replicas": [kernel]})
     assert says(found)[-1] == "the agent never makes the host wait"
+
+
+@pytest.mark.parametrize(("owner", "arguments"), [(torch.cuda.Event, ["an event"]), (torch.cuda, [])])
+def test_waits_that_torch_does_not_name_are_noted_and_carried_out(owner: Any, arguments: list[str]) -> None:
+    noted, device = Counter[str](), mock.Mock()
+    with (
+        mock.patch.object(torch.cuda, "set_sync_debug_mode"),
+        mock.patch.object(owner, "synchronize", device),
+        noting_waits(noted),
+    ):
+        owner.synchronize(*arguments)
+    device.assert_called_once_with(*arguments)
+    assert noted == {"elsewhere": 1}

@@ -52,6 +52,19 @@ def test_a_recipe_without_doubt_is_taken(tmp_path):
     assert verdict.reason.startswith("taken: swift, ")
 
 
+@pytest.mark.parametrize(("expert_parallel", "is_told"), [(8, False), (16, True)])
+def test_a_job_on_several_nodes_hears_what_resuming_needs(tmp_path, expert_parallel, is_told):
+    recipe = tmp_path / "recipe.sh"
+    recipe.write_text(
+        "python3 -m verl.trainer.main_ppo --config-name=ppo_megatron_trainer.yaml "
+        f"actor_rollout_ref.actor.megatron.expert_model_parallel_size={expert_parallel}"
+    )
+    told = [each for each in examine(recipe, None, []) if each.subject == "recipe: checkpoint"]
+    assert bool(told) is is_told
+    for each in told:
+        assert "dist_ckpt_optim_fully_reshardable=True before, or keep experts in place with +relibra" in each.fix
+
+
 def test_the_megatron_core_that_a_framework_pins_is_judged(monkeypatch):
     monkeypatch.setattr(draft, "framework_data", lambda name: framework_data(name) | {"megatron_core": "0.15.3"})
     verdict, *found = judge_recipe(read.read_here(EXAMPLES / "nemo-rl/recipe.yaml", None, {}))

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from ctypes import memmove
 from functools import partial
 from unittest import mock
 
@@ -21,9 +22,10 @@ from torch.profiler import record_function
 
 from relibra.agent.transport import SymmetricTransport, choice
 from relibra.agent.transport.cuda_memory import CudaMemory
+from relibra.agent.transport.cuda_stream import WORD_BYTES
 from relibra.agent.transport.lost_ranks import missing
 from relibra.agent.transport.shared_memory import shared_blocks
-from relibra.agent.transport.symmetric_memory import SymmetricMemory
+from relibra.agent.transport.symmetric_memory import Push, Put, Queue, SymmetricMemory, Work
 
 _POLL_S = 2e-4
 
@@ -34,13 +36,11 @@ class EmulatedMemory:
     def __init__(self, group: dist.ProcessGroup, device: torch.device, timeout_s: float) -> None:
         self.rank, self.num_ranks = dist.get_rank(group), dist.get_world_size(group)
         self._group, self._timeout_s = group, timeout_s
-        self._words = [block.numpy().view(np.uint32) for block in self.allocate(8 * self.num_ranks)]
+        self.failures = list[Exception]()
+        self._words = [block.numpy().view(np.int64) for block in self.allocate(WORD_BYTES * 2 * self.num_ranks)]
 
     def allocate(self, size_bytes: int) -> Sequence[Tensor]:
         return [block[:size_bytes] for block in shared_blocks(size_bytes, self._group)]
-
-    def put_signal(self, peer: int, word: int, value: int) -> None:
-        self._words[peer][word] = value
 
     def current_stream(self) -> "CallingThread":
         return CallingThread(self)
@@ -48,83 +48,68 @@ class EmulatedMemory:
     def side_stream(self) -> "EmulatedStream":
         return EmulatedStream(self)
 
-    def wait_signal(self, word: int, value: int) -> None:
+    def do(self, work: Work, base: int) -> None:
+        """Do some work in the calling thread."""
+        if isinstance(work, Push):
+            with record_function("relibra::move"):
+                memmove(*work)
+        elif isinstance(work, Put):
+            self._words[work.peer][work.word] = work.value + base
+        else:
+            self._wait(work.word, work.value + base)
+
+    def _wait(self, word: int, value: int) -> None:
         deadline_s = time.monotonic() + self._timeout_s
+        is_own = word % self.num_ranks == self.rank  # the other stream ends, or gives up by itself
         while not self.has_come(word, value):
-            if time.monotonic() > deadline_s:
+            if is_own and self.failures:
+                raise self.failures[0]
+            if not is_own and time.monotonic() > deadline_s:
                 raise missing([word % self.num_ranks], f"no signal came for {self._timeout_s} s")
             time.sleep(_POLL_S)
 
     def has_come(self, word: int, value: int) -> bool:
         """Return whether a word of this rank has reached `value`."""
-        return (int(self._words[self.rank][word]) - value) % 2**32 < 2**31
+        return bool(self._words[self.rank][word] >= value)
 
 
 class CallingThread:
-    """The current stream: all of its work is over when a method returns."""
+    """The current stream: all of its work is over when it is queued."""
 
     def __init__(self, memory: EmulatedMemory) -> None:
-        self.put_signal, self.wait_signal = memory.put_signal, memory.wait_signal
+        self._memory = memory
 
-    def mark(self) -> None:
-        """Nothing: nobody waits for a point that the thread has passed."""
+    def prepare(self, work: Sequence[Work]) -> Queue:
+        def run(base: int) -> None:
+            for each in work:
+                self._memory.do(each, base)
+
+        return run
 
 
 class EmulatedStream:
     """A thread that does the queued work in order, until some of it fails."""
 
     def __init__(self, memory: EmulatedMemory) -> None:
-        self._memory, self._work = memory, queue.SimpleQueue[Callable[[], object] | None]()
-        self._failures = list[Exception]()
-        threading.Thread(target=_run, args=(self._work, self._failures), daemon=True).start()
-        weakref.finalize(self, self._work.put, None)
+        self._queue = queue.SimpleQueue[Callable[[], None] | None]()
+        self._memory = memory
+        threading.Thread(target=_run, args=(self._queue, memory.failures), daemon=True).start()
+        weakref.finalize(self, self._queue.put, None)
 
-    def follow(self) -> None:
-        """Nothing: the work of the calling thread is over when it calls."""
+    def prepare(self, work: Sequence[Work]) -> Queue:
+        def queue_all(base: int) -> None:
+            for each in work:
+                self._queue.put(partial(self._memory.do, each, base))
 
-    def copy(self, into: Tensor, source: Tensor) -> None:
-        def copied() -> None:
-            with record_function("relibra::move"):
-                into.copy_(source)
-
-        self._work.put(copied)
-
-    def put_signal(self, peer: int, word: int, value: int) -> None:
-        self._work.put(partial(self._memory.put_signal, peer, word, value))
-
-    def wait_signal(self, word: int, value: int) -> None:
-        self._work.put(partial(self._memory.wait_signal, word, value))
-
-    def mark(self) -> "EmulatedMark":
-        mark = EmulatedMark(self._failures)
-        self._work.put(mark)
-        return mark
+        return queue_all
 
 
-class EmulatedMark:
-    """A point that its stream has passed once `is_over` is set."""
-
-    def __init__(self, failures: list[Exception]) -> None:
-        self.is_over, self._failures, self._failure = threading.Event(), failures, None
-
-    def __call__(self) -> None:
-        """Pass the point."""
-        self._failure = next(iter(self._failures), None)
-        self.is_over.set()
-
-    def wait(self) -> None:
-        self.is_over.wait()
-        if self._failure is not None:
-            raise self._failure
-
-
-def _run(work: queue.SimpleQueue[Callable[[], object] | None], failures: list[Exception]) -> None:
-    while (each := work.get()) is not None:
-        if isinstance(each, EmulatedMark) or not failures:
-            try:
-                each()
-            except Exception as error:
-                failures.append(error)
+def _run(work: queue.SimpleQueue[Callable[[], None] | None], failures: list[Exception]) -> None:
+    while (each := work.get()) is not None and not failures:
+        try:
+            each()
+        except Exception as error:
+            failures.append(error)
 
 
 def emulated_transport(group: dist.ProcessGroup, timeout_s: float) -> SymmetricTransport:

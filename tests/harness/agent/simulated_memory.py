@@ -5,9 +5,12 @@ Unlike on a CPU, the current stream is a queue, too: the program of a rank runs 
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from ctypes import memmove
 
 import torch
 from torch import Tensor
+
+from relibra.agent.transport.symmetric_memory import Push, Put, Queue, Work
 
 
 class Step:
@@ -21,7 +24,7 @@ class Step:
 
 
 class Stream:
-    """A stream, whose steps lie in a queue of the device. A mark is a step that does nothing."""
+    """A stream, whose steps lie in a queue of the device."""
 
     def __init__(self, device: "Device", steps: deque[Step]) -> None:
         self.device, self._steps = device, steps
@@ -30,34 +33,17 @@ class Stream:
         self._steps.append(step)
         return step
 
-    def follow(self) -> None:
-        before = self.device.current.queue(Step(lambda: None))
-        self.queue(Step(lambda: None, lambda: before.is_done))
+    def prepare(self, work: Sequence[Work]) -> Queue:
+        return lambda base: [self.queue(self._step(each, base)) for each in work]
 
-    def copy(self, into: Tensor, source: Tensor) -> None:
-        self.queue(Step(lambda: into.copy_(source)))
-
-    def put_signal(self, peer: int, word: int, value: int) -> None:
-        words = self.device.node[peer].words
-        self.queue(Step(lambda: words.__setitem__(word, value)))
-
-    def wait_signal(self, word: int, value: int) -> None:
+    def _step(self, work: Work, base: int) -> Step:
         device = self.device
-        half = device.modulus // 2
-        self.queue(Step(lambda: None, lambda: (device.words[word] - value) % device.modulus < half, word))
-
-    def mark(self) -> "Mark":
-        return Mark(self.queue(Step(lambda: None)), self.device)
-
-
-class Mark:
-    """See `relibra.agent.transport.symmetric_memory.Mark`."""
-
-    def __init__(self, step: Step, device: "Device") -> None:
-        self._step, self._device = step, device
-
-    def wait(self) -> None:
-        self._device.current.queue(Step(lambda: None, lambda: self._step.is_done))
+        if isinstance(work, Push):
+            return Step(lambda: memmove(*work))
+        value = work.value + base
+        if isinstance(work, Put):
+            return Step(lambda: device.node[work.peer].words.__setitem__(work.word, value))
+        return Step(lambda: None, lambda: device.words[work.word] >= value, work.word)
 
 
 class Device:
@@ -67,15 +53,14 @@ class Device:
         rank: of this device.
         node: gets the devices of all ranks.
         blocks: the memory of all ranks, which they allocate once.
-        modulus: at which words begin anew.
         num_queues: the hardware queues, as CUDA_DEVICE_MAX_CONNECTIONS says: streams that share one work in the order
             in which the program queues.
     """
 
-    def __init__(
-        self, rank: int, node: list["Device"], blocks: Sequence[Tensor], modulus: int, num_queues: int
-    ) -> None:
-        self.rank, self.num_ranks, self.node, self.modulus = rank, len(blocks), node, modulus
+    stream = Stream
+
+    def __init__(self, rank: int, node: list["Device"], blocks: Sequence[Tensor], num_queues: int) -> None:
+        self.rank, self.num_ranks, self.node = rank, len(blocks), node
         self.words, self._blocks = [0] * (2 * len(blocks)), blocks
         self.queues = [deque[Step]() for _ in range(num_queues)]
         self._num_streams = 0
@@ -90,13 +75,13 @@ class Device:
 
     def side_stream(self) -> Stream:
         self._num_streams += 1
-        return Stream(self, self.queues[(self._num_streams - 1) % len(self.queues)])
+        return self.stream(self, self.queues[(self._num_streams - 1) % len(self.queues)])
 
 
-def simulated_node(num_ranks: int, size_bytes: int, modulus: int, num_queues: int = 8) -> list[Device]:
-    """Return the devices of a node, with memory of this size on each."""
+def simulated_node(num_ranks: int, size_bytes: int, num_queues: int = 8, kind: type[Device] = Device) -> list[Device]:
+    """Return the devices of a node, of one kind, with memory of this size on each."""
     node, blocks = list[Device](), [torch.zeros(size_bytes, dtype=torch.uint8) for _ in range(num_ranks)]
-    node += [Device(rank, node, blocks, modulus, num_queues) for rank in range(num_ranks)]
+    node += [kind(rank, node, blocks, num_queues) for rank in range(num_ranks)]
     return node
 
 
@@ -118,6 +103,7 @@ def run_all(node: Sequence[Device], choose: Callable[[int], int]) -> dict[int, s
         device.rank: {
             queue[0].word % device.num_ranks for queue in device.queues if queue and queue[0].word is not None
         }
+        - {device.rank}
         for device in node
         if any(device.queues)
     }

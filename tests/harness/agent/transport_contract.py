@@ -15,12 +15,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.agent.emulated_memory import emulated_transport
+from harness.agent.parcels import Parcel, start
 from relibra.agent.transport import (
     Copy,
     ExpertTransport,
     Fetch,
     Handle,
-    Parcel,
     ProcessGroupTransport,
     Return,
 )
@@ -94,7 +94,7 @@ def arrival(make: Make, group: dist.ProcessGroup) -> None:
             if destination == rank:
                 receives.append(Parcel(source, place))
                 expected.append(values)
-        calls.append((transport.start(sends, receives), receives, expected))
+        calls.append((start(transport, sends, receives), receives, expected))
     for i in own.permutation(len(calls)):
         calls[i][0].wait()
         calls[i][0].wait()
@@ -112,7 +112,7 @@ def ownership(make: Make, group: dist.ProcessGroup) -> None:
     if rank % 2:
         store.wait([f"{name}/{peer}"])
     sent = torch.full((1 << 20,), float(rank))
-    handle = transport.start([Parcel(peer, sent, received)], [Parcel(peer, received)])
+    handle = start(transport, [Parcel(peer, sent, received)], [Parcel(peer, received)])
     store.set(f"{name}/{rank}", "")
     alive = weakref.ref(sent)
     del sent
@@ -127,8 +127,9 @@ def ownership(make: Make, group: dist.ProcessGroup) -> None:
 def refusal(make: Make, group: dist.ProcessGroup) -> None:
     """A tensor with holes is refused, and not counted as sent."""
     transport, peer = make(group, TIMEOUT_S), (dist.get_rank(group) + 1) % dist.get_world_size(group)
+    place = Room.of(transport, 64).tensor(3, 4)
     with pytest.raises(ValueError, match="a parcel must be contiguous, got strides"):
-        transport.start([Parcel(peer, torch.zeros(4, 4).t()[1:])], [])
+        start(transport, [Parcel(peer, torch.zeros(4, 4).t()[1:], place)], [])
     assert transport.sent_bytes == 0
 
 
@@ -137,16 +138,16 @@ def reuse(make: Make, group: dist.ProcessGroup) -> None:
     transport, peer = make(group, TIMEOUT_S), dist.get_rank(group) ^ 1
     room = Room.of(transport, 128)
     slot, other = room.tensor(16), room.tensor(4)
-    first = transport.start([Parcel(peer, torch.ones(16), slot)], [Parcel(peer, slot)])
+    first = start(transport, [Parcel(peer, torch.ones(16), slot)], [Parcel(peer, slot)])
     for sends, receives in (
         ([], [Parcel(peer, slot[4:8])]),
         ([Parcel(peer, slot[4:8], other)], []),
         ([], [Parcel(peer, other), Parcel(peer, other)]),
     ):
         with pytest.raises(InvalidInput, match=r"parcel\.tensor: expected memory that no transfer under way fills"):
-            transport.start(sends, receives)
+            start(transport, sends, receives)
     first.wait()
-    transport.start([Parcel(peer, torch.full((16,), 2.0), slot)], [Parcel(peer, slot)]).wait()
+    start(transport, [Parcel(peer, torch.full((16,), 2.0), slot)], [Parcel(peer, slot)]).wait()
     assert (slot == 2).all()
 
 
@@ -162,10 +163,10 @@ def wrong_size(make: Make, group: dist.ProcessGroup) -> None:
         sent = torch.ones(sent_bytes, dtype=torch.uint8)
         if rank % 2:
             with contextlib.suppress(RelibraError):  # a sender may notice, too
-                transport.start([Parcel(peer, sent, received)], []).wait()
+                start(transport, [Parcel(peer, sent, received)], []).wait()
         else:
             with pytest.raises(RelibraError, match=rf"ranks \[{peer}\] of the group did not send or take experts in"):
-                transport.start([], [Parcel(peer, received)]).wait()
+                start(transport, [], [Parcel(peer, received)]).wait()
         dist.barrier(group)  # to the others, a rank that has dropped its transport is gone
         assert not received.any()
 
@@ -179,11 +180,11 @@ def relays(make: Make, group: dist.ProcessGroup) -> None:
     if not transport.relays:
         own = [Parcel(rank ^ 1, tensor)]
         with pytest.raises(InvalidInput, match=r"parcel\.tensor"):
-            transport.start(own, own)
+            start(transport, own, own)
         return
     ahead = [Parcel(rank + 1, tensor, tensor)] if rank + 1 < world else []
     behind = [Parcel(rank - 1, tensor)] if rank else []
-    transport.start(ahead, behind).wait()
+    start(transport, ahead, behind).wait()
     assert torch.equal(tensor, torch.arange(1.0 * (1 << 20)))
 
 

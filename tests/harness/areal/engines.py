@@ -22,6 +22,29 @@ MAX_TOKENS = 24
 __all__ = ["batch", "build", "generate", "infer", "sent", "update"]
 
 
+class PausedMemory:
+    """Stands in for torch_memory_saver: while memory is paused, nothing is left of an engine's weights and states."""
+
+    def __init__(self) -> None:
+        self.engine: Any = None
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def pause(self) -> None:
+        """Take the tensors of the engine away."""
+        optimizers = [each.optimizer for each in self.engine.optimizer.chained_optimizers]
+        held = [each.data for model in self.engine.model for each in model.parameters()]
+        held += [each.data for one in optimizers for group in one.param_groups for each in group["params"]]
+        held += [each for one in optimizers for of_one in one.state.values() for each in of_one.values()]
+        self._kept = [(each, each.clone()) for each in held if torch.is_tensor(each) and each.is_floating_point()]
+        for each, _ in self._kept:
+            each.fill_(torch.nan)
+
+    def resume(self) -> None:
+        """Bring them back."""
+        for each, kept in self._kept:
+            each.copy_(kept)
+
+
 def configuration(model: Path, bridge_type: str = "megatron-bridge", role: str = "actor") -> Any:
     """Return a section of AReaL's configuration.
 

@@ -1,6 +1,7 @@
 """Scenarios on two ranks: AReaL's Megatron engine alone, and with the plug-in on the same batches."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from unittest import mock
 import torch
 from areal.api.cli_args import InferenceEngineConfig
 from areal.api.io_struct import SaveLoadMeta
+from areal.engine import megatron_engine
 from areal.engine.megatron_engine import MegatronPPOActor
 from safetensors.torch import load_file
 
@@ -54,13 +56,16 @@ def build(at: Rank, *, balanced: bool, bridge: str = "megatron-bridge") -> Any:
     return engines.build(BalancedPPOActor if balanced else MegatronPPOActor, at.folder / "model", bridge)
 
 
-def train(at: Rank, engine: Any) -> Trained:
-    """Run passes over old log-probabilities and updates, and send weights."""
+def train(at: Rank, engine: Any, rest: Callable[[], Any] = lambda: None) -> Trained:
+    """Run passes over old log-probabilities and updates, and send weights, with a rest before each."""
     trained = Trained()
     for step in range(NUM_UPDATES):
         data = engines.batch(at.number, step)
+        rest()
         trained.outputs.append(engines.infer(engine, data))
+        rest()
         trained.numbers.append(engines.update(engine, data))
+        rest()
         trained.exports.append(engines.sent(engine))
     return trained
 
@@ -120,6 +125,22 @@ def S5_mbridge_sends_saves_loads_and_recovers_every_expert_under_its_name_after_
     assert differing(sent[1], sent[0]) == []
     assert relative(numbers[1], numbers[0]) < ROUNDING
     assert differing(engines.sent(engine), before) == []
+
+
+def S5_training_is_that_of_areal_alone_when_areal_offloads_everything(at: Rank) -> None:
+    """With `enable_offload`, weights and optimizer state are away before each call, which brings them back."""
+    environment(AWAY, "offloaded")
+    memory = engines.PausedMemory()
+    with (
+        moving(at, 2 * NUM_UPDATES) as outcomes,
+        mock.patch.multiple(megatron_engine, torch_memory_saver=memory, is_tms_enabled=lambda: True),
+    ):
+        memory.engine = engine = build(at, balanced=True)
+        trained = train(at, engine, lambda: engine.is_offload or engine.offload())
+        engine.onload()
+    check_moved(outcomes, 2 * NUM_UPDATES)
+    check_equal(trained, CONTRACT.alone)
+    engine.passes.close()
 
 
 def S5_a_job_that_replays_nothing_is_planned_from_history(at: Rank) -> None:
@@ -241,6 +262,7 @@ SCENARIOS = named(
     CONTRACT.no_expert_moves_for_an_export_and_permuted_and_stale_weights_are_seen,
     S5_a_checkpoint_of_hugging_face_has_every_expert_under_its_name_after_reorders,
     S5_mbridge_sends_saves_loads_and_recovers_every_expert_under_its_name_after_reorders,
+    S5_training_is_that_of_areal_alone_when_areal_offloads_everything,
     S5_a_job_that_replays_nothing_is_planned_from_history,
     CONTRACT.S5_a_job_that_observes_trains_as_the_framework_alone_and_reports_its_loads,
     CONTRACT.checkpoints_are_the_frameworks_own_unless_experts_may_move,

@@ -59,7 +59,7 @@ class HybridEPBuffer:
     ) -> tuple[Tensor, Tensor | None, None, Tensor, tuple[Any, ...]]:
         assert scaling_factor is None
         assert not pad_multiple
-        assert not non_blocking
+        assert num_permuted_tokens is not None or not non_blocking, "without a number it waits for one"
         assert hidden.is_contiguous()
         assert hidden.dtype in (torch.bfloat16, torch.float32)
         if handle is None:

@@ -10,7 +10,7 @@ from harness.distributed.faults import Faults
 from relibra.agent.cells.fetch import Fetcher
 from relibra.agent.cells.layer import LayerExecution
 from relibra.agent.cells.visit import Visit
-from relibra.agent.homes.reorder import Transfer
+from relibra.agent.homes.transfer import Transfer
 from relibra.agent.plans import agreement
 from relibra.agent.plans.outcome import PhaseRecord
 

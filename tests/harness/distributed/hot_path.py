@@ -11,14 +11,11 @@ import contextlib
 import functools
 import itertools
 import os
-import sys
 import time
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -30,6 +27,7 @@ from harness.distributed import gpt_batches, gpt_job, gpt_model
 from harness.distributed.comparison import balanced_job
 from harness.distributed.device import DEVICE
 from harness.distributed.gpt_job import GptJob
+from harness.host_waits import noting_waits
 from relibra.agent import Phase
 from relibra.planning import Cluster
 
@@ -65,7 +63,7 @@ def hot_path(cluster: Cluster) -> Result:
                 times[name].append(_timed(job, step))
         for name, job in jobs.items():
             _timed(job, NUM_STEPS + 1, _traced(name))
-            _timed(job, NUM_STEPS + 2, _noting_waits(waits[name]))
+            _timed(job, NUM_STEPS + 2, noting_waits(waits[name]) if DEVICE.type == "cuda" else None)
     for job in jobs.values():
         if job.agent is not None:
             job.agent.detach()
@@ -113,35 +111,3 @@ def _traced(job: str) -> Iterator[None]:
         yield
         _finish()
     profiled.export_chrome_trace(str(Path(FOLDER, f"trace-{job}-{dist.get_rank()}.json")))
-
-
-@contextmanager
-def _noting_waits(noted: Counter[str]) -> Iterator[None]:
-    """Count by place in the source how often torch makes the host wait for the device."""
-    if DEVICE.type != "cuda":
-        yield
-        return
-
-    def note(message: Warning | str, *_: Any) -> None:
-        if "synchronizing CUDA operation" in str(message):
-            noted[_place()] += 1
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.showwarning = note
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-
-
-def _place() -> str:
-    """Return the innermost caller in relibra, megatron or the harness, as `module:line function`."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module.partition(".")[0] in ("relibra", "megatron", "harness") and module != __name__:
-            return f"{module}:{frame.f_lineno} {frame.f_code.co_name}"
-        frame = frame.f_back
-    return "elsewhere"

@@ -58,7 +58,7 @@ def without_gpus(imported: SimpleNamespace) -> None:
     imported.initialize.init_num_microbatches_calculator = nothing
     imported.model.get_optimizer_param_scheduler = lambda *_: SimpleNamespace(step=nothing, get_lr=lambda _: 0.0)
     imported.model.tqdm = lambda *_, **__: SimpleNamespace(update=nothing, close=nothing)
-    imported.train_metrics.log_perf_data = nothing
+    imported.train_metrics.log_perf_data = imported.train_metrics.log_perf_data_raw = nothing
     for module in (imported.actor, imported.model, imported.reload):
         for name in ("clear_memory", "print_memory"):
             setattr(module, name, nothing)

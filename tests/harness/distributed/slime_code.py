@@ -116,6 +116,8 @@ def modules() -> SimpleNamespace:
         "schedule": "slime.utils.dp_schedule",
         "slime_data": "slime.utils.data",
     }
+    if importlib.util.find_spec("slime.utils.accelerator") is None:  # slime 0.3.1
+        names |= {"accelerator": "torch.cuda", "train_metrics": "slime.utils.train_metric_utils"}
     code = SimpleNamespace(**{name: importlib.import_module(module) for name, module in names.items()})
     code.accelerator.synchronize = lambda *_: None
     code.accelerator.current_device = lambda: torch.device("cpu")

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from harness.agent import transport_contract as contract
-from relibra.agent.transport import Parcel, SymmetricTransport
+from harness.agent.parcels import Parcel, start
+from relibra.agent.transport import SymmetricTransport
 from relibra.agent.transport.cuda_memory import CudaMemory
 
 LOST_TIMEOUT_S = 2.0
@@ -27,7 +28,7 @@ def wait_for_the_last(group: dist.ProcessGroup) -> None:
     dist.barrier(group)
     if dist.get_rank(group) == last:
         os._exit(0)
-    transport.start([], [Parcel(last, received)]).wait()
+    start(transport, [], [Parcel(last, received)]).wait()
     torch.cuda.synchronize()
 
 

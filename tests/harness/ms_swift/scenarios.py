@@ -1,5 +1,6 @@
 """Scenarios on two ranks: ms-swift's trainer of GRPO alone, and with the plug-in on the same rollouts."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from unittest import mock
 
 import torch
 from safetensors.torch import load_file
+from swift.megatron.utils import megatron_lm_utils
 
 from harness.ms_swift import trainers
 from harness.plugin_contract import (
@@ -21,8 +23,10 @@ from harness.plugin_contract import (
     moving,
     named,
     noted_outcomes,
+    refused,
 )
 from harness.trained import ROUNDING, Trained, differing, relative
+from relibra.errors import Unsupported
 from relibra.wire.client import PlannerClient
 
 NUM_UPDATES = 3
@@ -155,6 +159,22 @@ def S5_the_reference_is_a_job_of_its_own_that_is_planned_from_history(at: Rank) 
     close(job)
 
 
+def S9_a_version_that_cannot_save_after_a_move_is_refused_where_experts_may_move(at: Rank) -> None:
+    """ms-swift 4.5.2 asks every entry of a checkpoint for its key."""
+
+    def ask(state: Any, *_: Any) -> None:
+        for entry in state["model"].values():
+            entry.key = entry.key.replace("base_layer.", "")
+
+    trainers.environment(AWAY, "unsaved")
+    with (
+        mock.patch.object(megatron_lm_utils, "_filter_adapter_state_dict", ask),
+        mock.patch.object(socket, "gethostname", return_value=f"node-{at.number}"),
+        refused(Unsupported, "expected ms-swift 4.5.3 or later where experts may move"),
+    ):
+        build(at, balanced=True)
+
+
 SCENARIOS = named(
     CONTRACT.the_framework_alone_trains,
     S5_all_is_that_of_the_framework_alone_when_experts_move_before_every_pass,
@@ -167,4 +187,5 @@ SCENARIOS = named(
     CONTRACT.S5_a_job_that_observes_trains_as_the_framework_alone_and_reports_its_loads,
     CONTRACT.checkpoints_are_the_frameworks_own_unless_experts_may_move,
     CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
+    S9_a_version_that_cannot_save_after_a_move_is_refused_where_experts_may_move,
 )

@@ -123,6 +123,7 @@ CONTRACT = Contract(
         exported=streamed,
         stores_by_expert=lambda worker: worker.mcore_state.cfg.checkpoint.dist_ckpt_optim_fully_reshardable,
         num_passes=NUM_UPDATES * PASSES_PER_UPDATE,
+        steps_per_update=workers.NUM_GLOBAL_BATCHES,
         close=_close,
     )
 )

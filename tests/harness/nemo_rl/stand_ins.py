@@ -8,6 +8,7 @@ they move it. Everything else is NeMo-RL's, Megatron-Bridge's and megatron-core'
 import sys
 import typing
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -42,6 +43,7 @@ def install() -> None:
     if sys.version_info < (3, 12):  # NeMo-RL asks for Python 3.13, and pydantic takes no TypedDict of an older one
         typing.TypedDict = typing_extensions.TypedDict
     torch.cuda.get_device_name = lambda *_: "cpu"
+    torch.cuda.get_device_properties = lambda *_: SimpleNamespace(total_memory=1 << 20)  # for small buffers of a refit
     plain_to = torch.Tensor.to
 
     def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

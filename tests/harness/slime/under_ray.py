@@ -1,13 +1,13 @@
 """`python -m harness.slime.under_ray FOLDER PLANNER`: jobs of slime whose training processes Ray starts, on two GPUs.
 
-The arguments of relibra are those of docs/integrations/slime.md. slime's parser reads them, and slime's own functions
+It is the job of examples/slime_grpo with small sizes. slime's parser reads its arguments, and slime's own functions
 make the placement group and the group of actors. Ray takes our word for the GPUs. Rollouts are random.
 """
 
 import argparse
 import json
 import os
-import shlex
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -17,26 +17,33 @@ from typing import Any
 
 import ray
 
-from harness import doc_blocks
 from harness.slime import ray_process
 from harness.slime.ray_process import CLUSTER, RANKS
 from harness.trained import differing, note_outcomes
 
 AWAY = "127.0.0.1:1"
 NUM_STEPS = 2
+EXAMPLE = Path(__file__).parents[3] / "examples" / "slime_grpo" / "run.sh"
 Result = dict[str, Any]
 
 
-def documented(planner: str) -> dict[str, Any]:
-    """Return the arguments of the page, as slime's parser reads them."""
+def of_example(folder: Path) -> dict[str, Any]:
+    """Return what slime's parser reads of the command that the launcher of the example submits to Ray."""
+    import slime
     from slime.utils.arguments import get_slime_extra_args_provider
 
-    block = next(each for each in doc_blocks.blocks("docs/integrations/slime.md") if each.language == "text")
-    parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
-    get_slime_extra_args_provider()(parser)
-    written = shlex.split(block.text.replace("planner:7420", planner))
-    read, _ = parser.parse_known_args([*written, "--rollout-batch-size", "1"])
-    return {name: getattr(read, name) for name in ("custom_megatron_init_path", "train_env_vars")}
+    submitted = folder / "submitted"
+    (folder / "ray").write_text(f'#!/bin/sh\nprintf "%s\\0" "$@" > "{submitted}"\n')
+    (folder / "ray").chmod(0o700)
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    checkout = str(Path(slime.__path__[0]).parent)
+    subprocess.run([EXAMPLE], env=os.environ | {"PATH": path, "SLIME_DIR": checkout}, check=True)
+    _, _, command = submitted.read_text().partition("\0--\0")
+    words = command.split("\0")
+    parser = get_slime_extra_args_provider()(argparse.ArgumentParser(allow_abbrev=False))
+    known, _ = parser.parse_known_args(words)
+    parser.set_defaults(**dict.fromkeys(vars(known)))
+    return {name: value for name, value in vars(parser.parse_known_args(words)[0]).items() if value is not None}
 
 
 def arguments(folder: Path, planner: str) -> Any:
@@ -51,9 +58,11 @@ def arguments(folder: Path, planner: str) -> Any:
     config = TransformerConfig(
         num_layers=1, hidden_size=gpt_model.HIDDEN, num_attention_heads=4, num_moe_experts=model.num_experts
     )
-    of_ray = {
-        "actor_num_nodes": 1,
+    small = {
         "actor_num_gpus_per_node": RANKS,
+        "colocate": False,
+        "hf_checkpoint": str(folder / "hf"),
+        "train_env_vars": {"RELIBRA_PLANNER": planner},
         "num_gpus_per_node": RANKS,
         "rollout_external": True,
         "train_backend": "megatron",
@@ -62,7 +71,7 @@ def arguments(folder: Path, planner: str) -> Any:
         "num_distributed_optimizer_instances": 1,
         "enable_gloo_process_groups": True,
     }
-    return slime_job.arguments(config, folder, sharded=True, **(of_ray | documented(planner)))
+    return slime_job.arguments(config, folder, sharded=True, **(of_example(folder) | small))
 
 
 def train(group: Any, rollout: int) -> list[Result]:

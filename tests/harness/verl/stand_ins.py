@@ -46,6 +46,7 @@ def install_in_worker() -> None:
     torch.cuda.device_count = lambda: 1
     torch.cuda.get_device_name = lambda *_: "CPU"
     torch.cuda.reset_peak_memory_stats = lambda *_: None
+    torch.Tensor.pin_memory = lambda self: self
     from megatron.bridge import AutoBridge
 
     bridge_on_cpu.use_local_layers(AutoBridge)
@@ -90,7 +91,7 @@ def _process_groups() -> None:
     join, reduce = dist.init_process_group, dist.all_reduce
 
     def init_process_group(backend: str, *args: Any, **options: Any) -> None:
-        assert backend == "cpu:gloo,cpu:gloo"
+        assert backend in ("cpu:gloo,cpu:gloo", "cpu:gloo"), backend
         join("gloo", *args, **options)
 
     def all_reduce(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, **options: Any) -> Any:

@@ -20,19 +20,19 @@ class Job(Launch):
 
     def command_line(self) -> list[str]:
         """Return the example's command with sizes that fit a CPU, and what the CPU does not have switched off."""
-        folder = self.folder
         plug_in = ["actor_rollout_ref.model.external_lib=null"]
         if self.planner is not None:
             plug_in = [f"relibra.planner={self.planner}"]
         loop = [
             "actor_rollout_ref.rollout.agent.default_agent_loop=recorded",
-            f"actor_rollout_ref.rollout.agent.agent_loop_config_path={folder}/agent_loop.yaml",
+            f"actor_rollout_ref.rollout.agent.agent_loop_config_path={self.folder}/agent_loop.yaml",
         ]
+        return ["bash", str(EXAMPLE / "run.sh"), *plug_in, *(loop if self.keeps else []), *self.sizes()]
+
+    def sizes(self) -> list[str]:
+        """Return what every trainer of verl needs to run on a CPU."""
+        folder = self.folder
         return [
-            "bash",
-            str(EXAMPLE / "run.sh"),
-            *plug_in,
-            *(loop if self.keeps else []),
             f"data.train_files={folder}/prompts.parquet",
             f"data.val_files={folder}/prompts.parquet",
             f"data.train_batch_size={PROMPTS_OF_STEP}",

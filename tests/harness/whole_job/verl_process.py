@@ -1,9 +1,11 @@
 """Stand-ins for every process of a job of verl; verl itself imports them by `VERL_USE_EXTERNAL_MODULES`."""
 
+import os
 from typing import Any
 
 from harness.verl import ray_process
-from harness.whole_job import ranks
+from harness.whole_job import ranks, verl_queue
+from harness.whole_job.variables import SAMPLES
 
 
 def _train_in_float32() -> None:
@@ -41,3 +43,5 @@ if ray_process.IS_WORKER:
     _train_in_float32()
     _give_adam_state_before_its_first_step()
     ranks.install()
+elif SAMPLES in os.environ:
+    verl_queue.install()

@@ -55,6 +55,18 @@ def test_S7_a_job_has_few_packings_under_way() -> None:
         stack.enter_context(limits.packings.hold("other"))
 
 
+def test_S7_jobs_are_bounded_in_all_and_those_of_a_team_by_its_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RELIBRA_MAX_JOBS_BY_PREFIX", '{"red-": 1}')
+    limits = admission_of(max_jobs=3)
+    limits.check_num_jobs("red-1", ["blue-1", "reddish"])
+    with pytest.raises(LimitExceeded, match=r"allows 1 jobs whose names begin with 'red-', and") as refused:
+        limits.check_num_jobs("red-2", ["blue-1", "red-1"])
+    assert refused.value.limit == "max_jobs_by_prefix"
+    limits.check_num_jobs("blue-2", ["blue-1", "red-1"])
+    with pytest.raises(LimitExceeded, match=r"max_jobs allows 3 jobs, .*; remove one"):
+        limits.check_num_jobs("blue-3", ["blue-1", "blue-2", "red-1"])
+
+
 def test_S7_a_job_has_no_more_ranks_than_a_sum_can_name() -> None:
     limits, model = admission_of(), Model(num_layers=1, num_experts=4096, top_k=1)
     for num_ep_groups in (16, 17):

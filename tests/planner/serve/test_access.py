@@ -148,7 +148,7 @@ def test_S6_a_rollout_worker_cannot_report_for_another_job(
     )
     reporter = RolloutReporter(tls_planner.address, "theirs", num_experts=MODEL.num_experts, credentials=worker)
     reporter.report(1, "seq", routed_experts(0, 5))
-    eventually(lambda: reporter._trouble)
+    eventually(lambda: reporter.trouble)
     with pytest.raises(Forbidden, match="may not act for another"):
         reporter.flush(timeout_s=0.1)
     reporter.close()

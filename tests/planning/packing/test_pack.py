@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -5,10 +7,12 @@ from hypothesis import strategies as st
 
 from harness.packed_steps import DEAR, PackedStep, steps
 from relibra.errors import InvalidInput
-from relibra.planning import Cluster, Model, Schedule, StepLoad, check_placement, check_plan
+from relibra.planning import Cluster, Model, PlanParams, Schedule, StepLoad, check_placement, check_plan
+from relibra.planning.memory import ActivationMemory
 from relibra.planning.packing.caps import SLACK
+from relibra.planning.packing.judge import judge_of
 from relibra.planning.packing.length_balance import length_balanced
-from relibra.planning.packing.pack import pack
+from relibra.planning.packing.pack import pack, repack
 from relibra.planning.solve import solve
 
 
@@ -150,3 +154,54 @@ def test_counts_of_another_shape_are_refused():
         pack(step.counts_SLE[:, :1], step.length_S, step.start, step.model, step.cluster)
     with pytest.raises(InvalidInput, match="lengths: expected 48 numbers"):
         pack(step.counts_SLE, step.length_S[1:], step.start, step.model, step.cluster)
+
+
+def _with_memory(step, share_of_start):
+    """Return parameters with a budget that is a part of what the start of packing takes at least, and that size."""
+    memory = ActivationMemory(kept_bytes=64, working_bytes=32, budget_bytes=1)
+    judge = judge_of(
+        step.counts_SLE, step.length_S, step.start, step.model, step.cluster, PlanParams(memory=memory), None
+    )
+    peak_bytes = judge.judge(step.start).peak_bytes
+    return PlanParams(memory=replace(memory, budget_bytes=int(share_of_start * peak_bytes)))
+
+
+def _least_bytes(step, packing, params):
+    judge = judge_of(step.counts_SLE, step.length_S, step.start, step.model, step.cluster, params, None)
+    return judge.judge(packing.schedule, packing.home_LE).peak_bytes
+
+
+@given(step=steps, share=st.floats(0.3, 1.2))
+@settings(max_examples=15, deadline=None)
+def test_M1_packing_never_needs_more_memory_above_a_budget_than_its_start(step, share):
+    params = _with_memory(step, share)
+    budget = int(step.sizes_MR(step.start, step.length_S).max())
+    balanced = length_balanced(step.length_S, step.start.num_micro_batches, step.cluster, budget, step.start)
+    judge = judge_of(step.counts_SLE, step.length_S, step.start, step.model, step.cluster, params, None)
+    packing, _ = step.pack(budget, params=params)
+    at_least = max(params.memory.budget_bytes, judge.judge(balanced).peak_bytes)
+    assert _least_bytes(step, packing, params) <= at_least
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_M1_packing_keeps_every_micro_batch_under_a_budget_that_its_start_exceeds(seed):
+    """Long sequences come first, so the first micro-batch takes almost twice the mean."""
+    step = PackedStep.random(seed, num_sequences=96, num_layers=4, shape=(1, 4))
+    order_S = np.argsort(-step.length_S)
+    step = replace(
+        step,
+        counts_SLE=step.counts_SLE[order_S],
+        length_S=step.length_S[order_S],
+        start=replace(step.start, micro_batch_S=np.arange(96) // 24, source_rank_S=np.arange(96) % 4),
+    )
+    mean = step.counts_SLE.sum() / 4 / 4
+    memory = ActivationMemory(kept_bytes=1 << 20, budget_bytes=int(1.1 * mean) << 20)
+    args = step.counts_SLE, step.length_S, step.start, step.model, step.cluster
+    free, _ = repack(*args, PlanParams(homes_stay=True))
+    tight, reason = repack(*args, params := PlanParams(homes_stay=True, memory=memory))
+    assert _least_bytes(step, free, params) > 1.4 * memory.budget_bytes
+    assert _least_bytes(step, tight, params) <= memory.budget_bytes
+    assert "of a budget of" in reason
+    load = StepLoad.of(step.counts_SLE, tight.schedule, step.cluster)
+    plan = solve(load, tight.schedule, step.model, step.cluster, params, packing=tight)
+    assert not plan.prediction.excess

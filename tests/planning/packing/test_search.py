@@ -6,7 +6,7 @@ import pytest
 from relibra.planning import Cluster
 from relibra.planning.packing.caps import Caps
 from relibra.planning.packing.changes import MOVE, SWAP, SWAP_IN_ROW, Changes
-from relibra.planning.packing.search import fit
+from relibra.planning.packing.search import find_places
 from relibra.planning.traffic import UNIT_BITS
 
 _CLUSTER = Cluster(num_nodes=2, gpus_per_node=2, redundant_slots=1)
@@ -64,7 +64,7 @@ def _objective(load_SLP, cell_S, price):
 @pytest.mark.parametrize("seed", range(3))
 def test_the_time_falls_and_caps_hold(seed, num_groups):
     load_SLP, size_S2, cell_S, caps = _step(seed, num_groups)
-    found_S = fit(load_SLP, size_S2, cell_S, _PRICE, _CLUSTER, caps, _ALL, seed)
+    found_S = find_places(load_SLP, size_S2, cell_S, _PRICE, _CLUSTER, caps, _ALL, seed)
     assert _objective(load_SLP, found_S, _PRICE) < 0.9 * _objective(load_SLP, cell_S, _PRICE)
     held_C2, tokens_MN = _held(size_S2, found_S, 3)
     assert (held_C2.reshape(3, -1, 2) <= caps.rank_M2[:, None]).all()
@@ -75,7 +75,9 @@ def test_the_time_falls_and_caps_hold(seed, num_groups):
 
 def test_a_dear_copy_brings_sequences_to_their_experts_and_a_free_one_evens_loads():
     load_SLP, size_S2, cell_S, caps = _step(4, 2)
-    dear_S, free_S = (fit(load_SLP, size_S2, cell_S, price, _CLUSTER, caps, _ALL, 0) for price in (100 << UNIT_BITS, 0))
+    dear_S, free_S = (
+        find_places(load_SLP, size_S2, cell_S, price, _CLUSTER, caps, _ALL, 0) for price in (100 << UNIT_BITS, 0)
+    )
     assert _objective(load_SLP, free_S, 0) <= _objective(load_SLP, dear_S, 0)
     only_copies = [_objective(load_SLP, each, 1) - _objective(load_SLP, each, 0) for each in (dear_S, free_S)]
     assert only_copies[0] < 0.9 * only_copies[1]
@@ -84,6 +86,6 @@ def test_a_dear_copy_brings_sequences_to_their_experts_and_a_free_one_evens_load
 def test_S8_equal_inputs_give_equal_places_and_the_highest_price_does_not_overflow():
     load_SLP, size_S2, cell_S, caps = _step(5, 2)
     huge_SLP = load_SLP << 40
-    one_S, other_S = (fit(huge_SLP, size_S2, cell_S, 1 << 24, _CLUSTER, caps, _ALL, 7) for _ in range(2))
+    one_S, other_S = (find_places(huge_SLP, size_S2, cell_S, 1 << 24, _CLUSTER, caps, _ALL, 7) for _ in range(2))
     np.testing.assert_array_equal(one_S, other_S)
     assert _objective(load_SLP, one_S, 1 << 24) < _objective(load_SLP, cell_S, 1 << 24)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from relibra.planning import Cluster, CostModel, PlanParams, check_placement
+from relibra.planning.carriage import Carriage
 from relibra.planning.load import home_loads
 from relibra.planning.placement.reorder import reorder
 from relibra.planning.prices import MIN_GAIN, Hysteresis
@@ -171,7 +172,7 @@ def test_a_first_placement_has_many_steps_to_pay_and_a_later_one_a_single_step()
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
-def test_later_moves_for_less_traffic_gain_what_they_cost_the_busiest_rank(random_problem, seed):
+def test_later_moves_for_less_traffic_gain_what_their_waves_cost(random_problem, seed):
     problem = random_problem.random(
         seed, num_nodes=4, gpus_per_node=2, experts_per_rank=4, num_layers=4, num_micro_batches=6, num_sequences=60
     )
@@ -189,14 +190,19 @@ def test_later_moves_for_less_traffic_gain_what_they_cost_the_busiest_rank(rando
         return sum(int(each.cost_M.sum()) for each in found)
 
     num_moved = []
+    carriage = Carriage(expert_bytes=1 << 30, inside_bytes_per_us=1024.0, across_bytes_per_us=1024.0)
     for tokens_per_move in (1.0, 100.0, 1000.0, 5000.0, 1e9):
-        dear = Hysteresis(tokens_per_move=tokens_per_move, least=0.0, most=np.inf)
+        dear = Hysteresis(tokens_per_move=tokens_per_move, least=0.0, most=np.inf, carriage=carriage)
         home_LE, reason = reorder(
             load_MLE, previous_LE, identity_LE, cluster, problem.price, hysteresis=dear, traffic=traffic
         )
         moved_LE = home_LE != previous_LE
         num_moved.append(int(moved_LE.sum()))
         busiest = max(np.bincount(each_LE[moved_LE], minlength=1).max() for each_LE in (home_LE, previous_LE))
-        assert tokens(previous_LE) - tokens(home_LE) >= 2 * tokens_per_move * cluster.num_ranks * busiest
+        waves = carriage.us(home_LE, previous_LE, cluster.gpus_per_node) / carriage.spread_us(
+            cluster.num_ranks, cluster.num_ranks
+        )
+        assert waves >= busiest
+        assert tokens(previous_LE) - tokens(home_LE) >= 2 * tokens_per_move * cluster.num_ranks * waves
         assert reason.startswith("no expert moves") == (num_moved[-1] == 0)
     assert num_moved[0] > num_moved[1] >= num_moved[-2] >= num_moved[-1] == 0

@@ -10,6 +10,7 @@ import pytest
 
 from relibra.agent import Phase, StepOutcome
 from relibra.errors import InvalidInput, Unsupported
+from relibra.planning import Cluster
 from relibra.plugins.balanced_passes import BalancedPasses
 from relibra.plugins.settings import PluginSettings
 from relibra.plugins.slime import training as module
@@ -24,8 +25,9 @@ class Recorded:
         self.calls: list[Any] = []
         self._is_taken, self.is_reporting, self.homes_stay = is_taken, True, False
         self.settings, self.layers = PluginSettings(planner="planner:7420", job="job"), dict[int, Any]()
+        self.cluster = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=1)
 
-    def submit(self, pass_index: int, batch: Callable[[], Any], *, is_forward_only: bool = False) -> bool:
+    def submit(self, pass_index: int, batch: Callable[[], Any], **_: Any) -> bool:
         self.calls.append(("submit", pass_index, len(batch().micro_batches)))
         return self._is_taken
 
@@ -98,6 +100,14 @@ def rollout(training: BalancedTraining, num_micro_batches: list[int]) -> list[st
             for _ in num_micro_batches:
                 training.run(schedule, forward_step_func=lambda name=name: name)
     return ran
+
+
+@pytest.mark.parametrize("homes_stay", [False, True])
+def test_S5_optimizer_state_is_stored_by_expert_where_experts_may_move(tmp_path: Path, homes_stay: bool) -> None:
+    recorded = Recorded()
+    recorded.homes_stay = homes_stay
+    training = attached(tmp_path, recorded, dist_ckpt_optim_fully_reshardable=False)
+    assert training._args.dist_ckpt_optim_fully_reshardable is not homes_stay
 
 
 def test_both_passes_of_a_rollout_with_one_training_step_are_phases_of_one_step(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from relibra.agent.cells.gradient_return import returning_bytes
 from relibra.agent.cells.layer import LayerExecution
 from relibra.agent.cells.visit import ReplicaContext
 from relibra.agent.config import AgentConfig
+from relibra.agent.connection import CONNECTING, copy_to_host
+from relibra.agent.expert_times import ExpertTimes, measure_experts
 from relibra.agent.experts import Experts
 from relibra.agent.groups import Groups
 from relibra.agent.homes.by_place import PlaceNames
@@ -21,6 +23,7 @@ from relibra.agent.homes.homes import Homes
 from relibra.agent.link_rates import LinkRates, measure_links
 from relibra.agent.phases import Phases
 from relibra.agent.plans.agreement import Spent
+from relibra.agent.plans.consent import found_by, raise_on_all
 from relibra.agent.plans.outcome import StepOutcome
 from relibra.agent.plans.plan_source import PlanSource
 from relibra.agent.plans.stopwatch import Clock
@@ -123,13 +126,33 @@ class Agent(WeightAccess):
         cluster, dtype = self._config.cluster, self._context.slots.gradient_dtype
         return returning_bytes(self._experts.values(), cluster.redundant_slots, cluster.gpus_per_node, dtype)
 
-    def measure_links(self) -> LinkRates:
-        """Collective over all ranks, before the first step: measure how fast weights and dispatched tokens travel.
+    def measure_speeds(self) -> tuple[LinkRates, ExpertTimes]:
+        """Collective over all ranks, before the first step: measure links, and how long experts compute.
 
         Raises:
             RelibraError: a peer is gone.
         """
-        return measure_links(self._context, self._experts, self._groups, self._config.cluster)
+        links = measure_links(self._context, self._experts, self._groups, self._config.cluster)
+        return links, measure_experts(self._experts, self._groups.everyone, self._context.slots.device)
+
+    @property
+    def relays(self) -> bool:
+        """Whether ranks send on replicas that they receive."""
+        return self._context.transport.relays
+
+    def keep_host_copy(self) -> None:
+        """Collective over all ranks, before the first step: keep a host copy of experts, as `AgentConfig.host_copy`.
+
+        Raises:
+            RelibraError: a peer is gone.
+            Unsupported: on all ranks, if a node cannot have it.
+        """
+
+        def keep() -> None:
+            host_copy = copy_to_host(self._groups, self._context.transport, self._experts)
+            self._context.fetcher.host_copy = host_copy
+
+        raise_on_all({CONNECTING: found_by(keep)}, "while attaching", self._groups.everyone)
 
     def hook(self, unhook: Callable[[], None]) -> None:
         """Set the function that takes the agent out of the model and closes its groups. Only `attach` calls this."""

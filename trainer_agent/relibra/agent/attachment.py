@@ -27,7 +27,6 @@ from relibra.agent.homes.homes import Homes
 from relibra.agent.homes.optimizer_state import OptimizerState
 from relibra.agent.homes.optimizer_steps import around_steps
 from relibra.agent.needed import advice_on_exports, advice_on_version, check_instances, check_needs
-from relibra.agent.placement import Placement
 from relibra.agent.plans.agreement import together
 from relibra.agent.plans.plan_source import PlanSource
 from relibra.agent.plans.session import Session
@@ -36,6 +35,7 @@ from relibra.agent.plans.stopwatch import clock_of, host_clock
 from relibra.agent.readers import watch_readers
 from relibra.agent.refusals import replay_obstacle
 from relibra.errors import InvalidInput, RelibraError
+from relibra.planning.places import Placement
 from relibra.wire.launch import process_name
 
 log = logging.getLogger(__name__)

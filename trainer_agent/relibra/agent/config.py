@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 from relibra.errors import InvalidInput
 from relibra.planning import Cluster, Model
+from relibra.planning.waves import BUFFER_BYTES
 
 Transport = Literal["process_group", "symmetric", "symmetric_if_possible"]
 _REPLACED = {"peer": " (symmetric replaces peer)"}
@@ -45,10 +46,11 @@ class AgentConfig:
     """Whether the job was registered with `PlanParams.homes_stay`. Then a place always stands for the same expert: the
     agent leaves checkpoints, exports and all other readers and writers of weights alone, and takes no plan that would
     move an expert."""
-    reorder_buffer_bytes: int = 1 << 30
-    """The memory of a rank for the messages of a reorder: experts and their optimizer state, sent and received. A
-    reorder that needs more runs in several waves. Sending 1 GiB takes 20 ms at 50 GB/s, so what ranks exchange to agree
-    on a wave hardly matters. The agent always takes at least the memory of two experts each way."""
+    reorder_buffer_bytes: int = BUFFER_BYTES
+    """The memory of a rank for the messages of a reorder: the experts and their optimizer state that a wave sends and
+    receives, and what the wave before sent. A reorder that needs more runs in several waves, and large experts travel
+    in pieces. The agent always takes at least the memory of two pieces of 1 MiB for each of these. The planner prices
+    a reorder with the default."""
     guard: bool = True
     """Whether to measure plain and planned steps in turns, and to run steps plain while planned ones are not faster
     (N1). Off, every step is planned."""

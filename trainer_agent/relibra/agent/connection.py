@@ -54,11 +54,20 @@ def connect(config: AgentConfig, groups: Groups, experts: Mapping[int, Experts],
         if isinstance(transport, ProcessGroupTransport):
             groups.on_rebuilt(lambda: transport.use(groups.node))
         timed = TimedTransport(transport)
-        host_copy = HostCopy(groups.node, timed, experts) if config.host_copy else None
-        if host_copy is not None:
-            groups.on_rebuilt(lambda: host_copy.use(groups.node))
-        made.append(Connection(timed, host_copy))
+        made.append(Connection(timed, copy_to_host(groups, timed, experts) if config.host_copy else None))
 
     raise_on_all({CONNECTING: found_by(connect_node)}, "while attaching", groups.everyone)
     (connection,) = made
     return connection
+
+
+def copy_to_host(groups: Groups, transport: TimedTransport, experts: Mapping[int, Experts]) -> HostCopy:
+    """Collective over the ranks of a node: make their host copy, which meets in their groups of the time.
+
+    Raises:
+        RelibraError: a peer is gone.
+        Unsupported: on all ranks of the node, if one of them has too little host memory, or cannot open another's.
+    """
+    host_copy = HostCopy(groups.node, transport, experts)
+    groups.on_rebuilt(lambda: host_copy.use(groups.node))
+    return host_copy

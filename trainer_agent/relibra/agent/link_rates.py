@@ -11,7 +11,7 @@ from relibra.agent.cells.visit import ReplicaContext
 from relibra.agent.experts import Experts
 from relibra.agent.groups import Groups
 from relibra.agent.transport.lost_ranks import noticing_death
-from relibra.agent.transport.speed import fastest_s, from_peer_s
+from relibra.agent.transport.speed import fastest_s, from_host_s, from_peer_s
 from relibra.planning import Cluster
 
 _DISPATCHED_BYTES = 64 << 20
@@ -24,6 +24,8 @@ class LinkRates(NamedTuple):
     """Weights of an expert between ranks of a node, on the way of replicas."""
     across: float | None = None
     """An all-to-all between the ranks of an EP group: what goes to other nodes."""
+    from_host: float | None = None
+    """Weights of an expert from host memory, pinned where there are GPUs, while all ranks take some."""
 
 
 def measure_links(
@@ -34,7 +36,7 @@ def measure_links(
     Raises:
         RelibraError: a peer is gone.
     """
-    inside = across = inf  # on a pipeline stage without MoE layers, no replicas travel
+    inside = across = from_host = inf  # on a pipeline stage without MoE layers, no replicas travel
     with noticing_death("measuring how fast links are"):
         device = context.slots.device
         if experts and cluster.gpus_per_node > 1 and cluster.redundant_slots:
@@ -42,11 +44,12 @@ def measure_links(
             expert, places = experts[layer].parameters[0], context.slots.places(0, 0, layer)
             size_bytes = sum(tensor.nbytes for tensor in expert)
             inside = size_bytes / (from_peer_s(context.transport, expert, places) * 1e6)
+            from_host = size_bytes / (from_host_s(places) * 1e6)
         if cluster.num_nodes > 1:
             part_bytes = _DISPATCHED_BYTES // cluster.num_ranks
             sent, received = torch.zeros(2, part_bytes * cluster.num_ranks, dtype=torch.uint8, device=device)
             lasted_s = fastest_s(lambda: dist.all_to_all_single(received, sent, group=groups.ep), device)
             across = part_bytes * (cluster.num_ranks - cluster.gpus_per_node) / (lasted_s * 1e6)
-        slowest = torch.tensor([inside, across], dtype=torch.float64)
+        slowest = torch.tensor([inside, across, from_host], dtype=torch.float64)
         dist.all_reduce(slowest, dist.ReduceOp.MIN, group=groups.everyone)
     return LinkRates(*(rate if isfinite(rate) else None for rate in slowest.tolist()))

@@ -89,6 +89,19 @@ NEEDS = (
     ),
     *_needs_of(_DISPATCHER, "MoEAlltoAllTokenDispatcher", "ep_group tp_group tp_ep_group tp_size", "shares its groups"),
     *_needs_of(_DISPATCHER, "MoEAlltoAllTokenDispatcher", "tp_rank", "finds the part of the experts that a rank holds"),
+    Need(
+        _DISPATCHER,
+        "MoEAlltoAllTokenDispatcher.preprocess",
+        "hands over shapes that a replay tells",
+        Use.REPLACED,
+        ("routing_map",),
+    ),
+    *_needs_of(
+        _DISPATCHER,
+        "MoEAlltoAllTokenDispatcher",
+        "input_splits output_splits output_splits_tp cuda_sync_point",
+        "hands over shapes that a replay tells",
+    ),
     *_needs_of(_DISPATCHER, "MoEAlltoAllTokenDispatcher", "shared_experts", "shares its shared experts"),
     Need(_EXPERTS, "SequentialMLP.forward", "runs experts with replicas", Use.REPLACED, _TOKENS),
     Need(
@@ -265,7 +278,17 @@ DISPATCHER_NEEDS = {
             "tells DeepEP the copies of the routing map",
         ),
     ),
-    "_HybridEPManager": tuple(_needs_of(_DISPATCHER, "_HybridEPManager", "group", "shares its group")),
+    "_HybridEPManager": (
+        Need(
+            _DISPATCHER,
+            "_HybridEPManager.setup_metadata",
+            "hands over shapes that a replay tells",
+            Use.REPLACED,
+            ("routing_map", "probs"),
+        ),
+        *_needs_of(_DISPATCHER, "_HybridEPManager", "group", "shares its group"),
+        *_needs_of(_DISPATCHER, "_HybridEPManager", "num_permuted_tokens", "hands over shapes that a replay tells"),
+    ),
 }
 """What only dispatchers other than 'alltoall' need, by class. Without it, all ranks refuse such a dispatcher."""
 

@@ -80,7 +80,9 @@ class Phases:
                 outcome,
                 is_first=not self._records,
                 realised=RealisedLoad(cells.num_micro_batches, self._model.num_layers, self._model.num_experts),
-                counts_ahead=CountsAhead(is_agreed=phase in self._foretold.agreed),
+                counts_ahead=CountsAhead(
+                    is_agreed=phase in self._foretold.agreed, was_exact=phase in self._foretold.exact
+                ),
                 transport=self._transport,
                 clock=self._clock,
             )
@@ -107,7 +109,9 @@ class Phases:
             if refusal is not None:
                 self._refusal = self._refusal or refusal
                 log.error("step %d, phase %s: %s", record.outcome.step, record.phase, refusal)
-            self._foretold.note(record.phase, record.counts_ahead.is_close(), record.outcome.step)
+            counts = record.counts_ahead
+            is_exact = bool(counts.is_close(most_wrong=0.0))
+            self._foretold.note(record.phase, counts.is_close(), record.outcome.step, is_exact=is_exact)
             report = record.report(
                 self._groups.pipeline,
                 self._groups.everyone,

@@ -216,7 +216,11 @@ SETTINGS = (
         instead="fine_grained_activation_offloading=False and recompute_granularity",
     ),
     _off("use_kitchen", ", whose products were not tested", "products run in Transformer Engine's precisions"),
-    _off("moe_paged_stash", "", "activations of experts need memory for the fullest rank"),
+    _off(
+        "moe_paged_stash",
+        ", which needs moe_expert_rank_capacity_factor, and with it use_transformer_engine_op_fuser",
+        "activations of experts need memory for the fullest rank",
+    ),
     _runs("moe_shared_expert_overlap", "on and off", _LAYERS),
     _runs("moe_latent_size", "any size", _LAYERS),
     _runs("moe_router_num_groups", "any number, with moe_router_group_topk", _LAYERS),
@@ -234,7 +238,7 @@ SETTINGS = (
         runs="None",
         tested=_MATRIX,
         is_refused=lambda config: getattr(config, "moe_expert_rank_capacity_factor", None) is not None,  # from 0.18 on
-        what="dropping tokens (moe_expert_rank_capacity_factor)",
+        what="dropping tokens (moe_expert_rank_capacity_factor), which needs use_transformer_engine_op_fuser",
         instead="moe_expert_rank_capacity_factor=None",
         cost="no token is dropped, so the fullest rank is not bounded; balancing it is what relibra is for",
     ),

@@ -11,7 +11,6 @@ from relibra.agent.cells.cells import StepCells
 from relibra.agent.config import AgentConfig
 from relibra.agent.groups import Groups
 from relibra.agent.homes.homes import Homes
-from relibra.agent.placement import Placement
 from relibra.agent.plans import agreement
 from relibra.agent.plans.agreement import Offer, Spent
 from relibra.agent.plans.foretold import ForetoldPhases
@@ -21,6 +20,7 @@ from relibra.agent.plans.trials import Trials
 from relibra.agent.plans.trouble import Trouble
 from relibra.errors import InvalidPlan, RelibraError
 from relibra.planning import Cause, Phase, StepPlan, check_step_plan
+from relibra.planning.places import Placement
 from relibra.planning.plan import Level
 
 log = logging.getLogger(__name__)

@@ -19,10 +19,10 @@ from relibra.agent.homes.guard import WeightGuard
 from relibra.agent.homes.homes import Homes
 from relibra.agent.homes.named_weights import check_named, write_named
 from relibra.agent.homes.snapshot import Snapshot, follow
-from relibra.agent.placement import Placement
 from relibra.agent.plans.agreement import together
 from relibra.agent.plans.consent import Concern, found_by, raise_on_all
 from relibra.errors import InvalidInput, RelibraError, Unsupported
+from relibra.planning.places import Placement
 
 WEIGHTS = Concern(what="checking weights", error=RelibraError, advice=WEIGHTS_ADVICE)
 NAMED_WEIGHTS = Concern(

@@ -11,12 +11,14 @@ from torch import nn
 
 from relibra.agent import AgentConfig, attach, shared_attempt
 from relibra.agent.config import Transport
+from relibra.agent.expert_times import ExpertTimes
 from relibra.agent.link_rates import LinkRates
 from relibra.errors import Unsupported
 from relibra.planning import Model
 from relibra.plugins import embedded
 from relibra.plugins.activation_memory import activation_memory, with_budget
 from relibra.plugins.balanced_passes import BalancedPasses
+from relibra.plugins.host_copy import keep_host_copy
 from relibra.plugins.kept_log import keep_log
 from relibra.plugins.model_sizes import measure_sizes
 from relibra.plugins.nodes import cluster_of, gather_hosts
@@ -104,7 +106,7 @@ def attach_job(
         guard=settings.guard,
         attempt=attempt,
         transport=transport_of(settings, has_gpu=torch.cuda.is_available()),
-        host_copy=settings.host_copy,
+        host_copy=settings.host_copy is True,
         homes_stay=homes_stay(settings, cluster),
     )
     if not agent_config.homes_stay:
@@ -112,8 +114,9 @@ def attach_job(
         check_restores(core.__version__, num_stages=stages, num_predictors=config_of(chunks).mtp_num_layers or 0)
     agent = attach(chunks, optimizer, agent_config)
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    links = LinkRates() if gpu is None else agent.measure_links()
-    params, whose = plan_params(settings, model, cluster, config_of(chunks), gpu, links)
+    links, times = (LinkRates(), ExpertTimes()) if gpu is None else agent.measure_speeds()
+    params, whose = plan_params(settings, model, cluster, config_of(chunks), gpu, links, times)
+    host_copy = keep_host_copy(agent, model, cluster, params.cost, links, settings.host_copy)
     if optimizer is not None:  # without one there is no backward, and nothing is kept
         memory = activation_memory(config_of(chunks), chunks)
         params = replace(params, memory=with_budget(memory, settings.memory_budget_gib, least_free_bytes()))
@@ -137,7 +140,7 @@ def attach_job(
             publish(RolloutJob(planner=settings.planner, job=settings.job, attempt=attempt, layers=layers))
         log.warning(
             "relibra balances job %s: %d MoE layers of %d experts, EP groups: %d of %d nodes with %d ranks, %d "
-            "redundant slots per rank (%s); the prices of its plans are %s; its planner is %s",
+            "redundant slots per rank (%s), %s; the prices of its plans are %s; its planner is %s",
             settings.job,
             model.num_layers,
             model.num_experts,
@@ -146,6 +149,7 @@ def attach_job(
             cluster.gpus_per_node,
             cluster.redundant_slots,
             why,
+            host_copy,
             whose,
             settings.planner,
         )

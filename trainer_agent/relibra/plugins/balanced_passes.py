@@ -13,8 +13,9 @@ from relibra.plugins.planned_passes import PlannedPasses
 from relibra.routing import ModelLayers
 from relibra.steps import RankBatch
 
-_HISTORY_TIMEOUT_S = 1.0
-"""How long a pass waits for the answer of the planner, whose newest plan from history is there or not."""
+_ANSWER_S = 1.0
+"""How long a pass waits for an answer of the planner before it takes it for away: to its report, if the plan could not
+save more, and to the question for the newest plan from history, which is there or not."""
 
 
 class BalancedPasses:
@@ -44,7 +45,8 @@ class BalancedPasses:
         self._runs = False
         """Whether micro-batches belong to the last pass."""
         self._key: Hashable = None
-        self._wait = PlanWait(0.0 if planned is None else planned.settings.plan_timeout_s)
+        if planned is not None:
+            self._wait = PlanWait(planned.settings.plan_timeout_s, planned.cluster.num_ranks)
 
     @property
     def planned(self) -> PlannedPasses:
@@ -84,7 +86,6 @@ class BalancedPasses:
         """
         if self.agent is None:
             return None
-        self._wait.end()
         timeout_s, is_submitted = self._wait.limit_s(phase), True
         if key is None or key != self._key:
             self.next_index += 1
@@ -92,10 +93,12 @@ class BalancedPasses:
             is_submitted = batch is not None and not runs_plain
             if batch is not None and is_submitted:
                 is_forward_only = phase is Phase.RECOMPUTE and key is None
-                is_submitted = self.planned.submit(self._index, batch, is_forward_only=is_forward_only)
+                is_submitted = self.planned.submit(
+                    self._index, batch, is_forward_only=is_forward_only, timeout_s=max(timeout_s, _ANSWER_S)
+                )
             self._key = key if is_submitted or runs_plain else None
             if not is_submitted:
-                timeout_s = _HISTORY_TIMEOUT_S if self.planned.has_planner() else 0.0
+                timeout_s = _ANSWER_S if self.planned.has_planner() else 0.0
         self._runs = True
         outcome = self.agent.begin_step(self._index, phase, plan_timeout_s=timeout_s)
         self._wait.begin(phase, outcome)
@@ -121,11 +124,12 @@ class BalancedPasses:
 
     def pause(self) -> None:
         """Run the micro-batches that follow without the plan of the last pass, whose step stays open."""
-        self._wait.end()
         self._runs = False
 
     def end(self) -> None:
         """Collective over all ranks: end the last pass, after the optimizer stepped."""
+        if self._runs:
+            self._wait.mark()
         self.pause()
         self._key = None
         if self.agent is not None:
@@ -133,7 +137,16 @@ class BalancedPasses:
 
     def forward_step(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that runs a micro-batch of the last pass, and tells the agent which one."""
-        return self.agent.forward_step(run) if self.agent is not None and self._runs else run
+        if self.agent is None or not self._runs:
+            return run
+        run_planned = self.agent.forward_step(run)
+
+        def run_timed(*args: Any, **kwargs: Any) -> Any:
+            output = run_planned(*args, **kwargs)
+            self._wait.mark()
+            return output
+
+        return run_timed
 
     @contextmanager
     def in_schedules_of(self, module: Any) -> Iterator[None]:

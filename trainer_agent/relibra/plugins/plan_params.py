@@ -10,15 +10,18 @@ from typing import Any
 
 from torch import nn
 
+from relibra.agent.expert_times import ExpertTimes
 from relibra.agent.link_rates import LinkRates
-from relibra.planning import Cluster, Model, PlanParams
+from relibra.planning import Cluster, CostModel, Model, PlanParams
 from relibra.planning.machines.constants import middles, ranges_of
-from relibra.planning.machines.dispatcher import Dispatcher, token_size_bytes
+from relibra.planning.machines.dispatcher import ACROSS_SHARE, Dispatcher, token_size_bytes
 from relibra.planning.machines.hardware import HARDWARE, Hardware
 from relibra.planning.machines.job_cost import job_cost
 from relibra.plugins.settings import PluginSettings
 
 _ASSUMED = HARDWARE["h100"]
+_SANE = 10.0
+"""How many times off its preset a measured price may be: beyond that, something else was measured."""
 
 
 def homes_stay(settings: PluginSettings, cluster: Cluster) -> bool:
@@ -36,6 +39,7 @@ def plan_params(
     config: Any,
     gpu: str | None,
     links: LinkRates = LinkRates(),  # noqa: B008
+    times: ExpertTimes = ExpertTimes(),  # noqa: B008
 ) -> tuple[PlanParams, str]:
     """Return how to plan a job, and a phrase for the log that says whose speeds its prices are.
 
@@ -46,22 +50,73 @@ def plan_params(
         config: megatron's configuration of the MoE layers.
         gpu: the name of the GPU of a rank; None if ranks have none, and then nobody knows their speeds.
         links: what ranks measured; without it, links are as fast as those of the machine that the GPU stands for.
+        times: what ranks measured; without it, experts are as fast as on that machine.
     """
     stay, (hardware, whose) = homes_stay(settings, cluster), _hardware(settings, gpu)
     if hardware is None or not model.expert_weight_size_bytes:
         return PlanParams(homes_stay=stay), whose
     dispatcher = dispatcher_of(config)
     sent_bytes = token_size_bytes(getattr(config, "moe_latent_size", None) or config.hidden_size)
-    constants = middles(ranges_of(hardware, dispatcher))
-    cost = job_cost(constants, model.expert_weight_size_bytes, sent_bytes, dispatcher)
-    whose = f"{whose}, dispatching with {dispatcher.value}"
-    if links.inside is not None:
-        cost = replace(cost, intra_node_bytes_per_us=max(links.inside, 1.0))
-        whose += f", {links.inside / 1e3:.3g} GB/s inside a node as measured"
-    if links.across is not None and dispatcher is Dispatcher.ALLTOALL:  # which is what was measured
-        cost = replace(cost, inter_node_bytes_per_us=max(links.across, 1.0))
-        whose += f", {links.across / 1e3:.3g} GB/s between nodes as measured"
-    return PlanParams(cost=cost, homes_stay=stay), whose
+
+    def cost_on(hardware: Hardware) -> CostModel:
+        constants = middles(ranges_of(hardware, dispatcher))
+        return job_cost(constants, model.expert_weight_size_bytes, sent_bytes, dispatcher, hardware.measured)
+
+    hardware, corrections = corrected(hardware, dispatcher, cost_on(hardware), links, times)
+    whose = ", ".join((whose, f"dispatching with {dispatcher.value}", *corrections))
+    return PlanParams(cost=cost_on(hardware), homes_stay=stay), whose
+
+
+def corrected(
+    hardware: Hardware, dispatcher: Dispatcher, table: CostModel, links: LinkRates, times: ExpertTimes
+) -> tuple[Hardware, list[str]]:
+    """Return the machine as ranks measured it, and what the log says of every price that they measured.
+
+    Args:
+        hardware: the preset.
+        dispatcher: what sends the job's tokens.
+        table: the prices of the job on the preset.
+        links: what ranks measured.
+        times: what ranks measured.
+    """
+    corrections = list[str]()
+
+    def believed(price: float, measured: float | None, text: str, scale: float) -> float | None:
+        if measured is None:
+            return None
+        is_sane = price / _SANE <= measured <= price * _SANE
+        but = "" if is_sane else f", which is not believed: the preset has {scale * price:.3g}"
+        corrections.append(f"{text.format(scale * measured)} as measured{but}")
+        return measured if is_sane else None
+
+    alltoall = ranges_of(hardware, Dispatcher.ALLTOALL)["dispatch_across_bytes_per_us"].mid
+    inside = believed(table.intra_node_bytes_per_us, links.inside, "{:.3g} GB/s inside a node", 1e-3)
+    across = believed(alltoall, links.across, "{:.3g} GB/s of an all-to-all between nodes", 1e-3)
+    per_token = believed(table.us_per_token, times.us_per_token, "{:.3g} ns for a token of an expert", 1e3)
+    fixed = believed(table.expert_us[0], times.fixed_us, "{:.3g} us for each further expert", 1.0)
+    if across is not None:
+        hardware = with_adapters(hardware, across)
+    expert_us = table.expert_us
+    if per_token is not None or fixed is not None:
+        first = expert_us[0] if fixed is None else fixed
+        expert_us = (first, first + (per_token or table.us_per_token) * table.expert_tokens[-1])
+    measured = CostModel(expert_tokens=table.expert_tokens, expert_us=expert_us)
+    if inside is not None:
+        measured = replace(measured, intra_node_bytes_per_us=inside)
+    if across is not None and dispatcher is Dispatcher.ALLTOALL:  # which is what was measured
+        measured = replace(measured, inter_node_bytes_per_us=across)
+    return replace(hardware, measured=measured), corrections
+
+
+def with_adapters(hardware: Hardware, alltoall_bytes_per_us: float) -> Hardware:
+    """Return the machine with adapters on which an all-to-all may reach a measured rate: those of a preset are a guess.
+
+    The peak stays if the measured rate is in the range of all-to-alls on it; else it is the nearest one of which this
+    is so. Dispatchers that were not measured reach their own share of it.
+    """
+    share, peak = ACROSS_SHARE[Dispatcher.ALLTOALL], hardware.network_bytes_per_us
+    nearest = min(max(peak, alltoall_bytes_per_us / share.high), alltoall_bytes_per_us / share.low)
+    return replace(hardware, network_bytes_per_us=nearest)
 
 
 def dispatcher_of(config: Any) -> Dispatcher:

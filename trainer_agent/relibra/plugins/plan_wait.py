@@ -9,45 +9,51 @@ _LEAST = 0.01
 """The part of a pass that it may wait however little the last plan gained: loads may have changed since."""
 
 
-def most_wait_s(limit_s: float, pass_s: float | None, expected_gain: float) -> float:
+def most_wait_s(limit_s: float, pass_s: float | None, gain: float) -> float:
     """Return the longest time that a pass may wait for its plan.
 
     A pass in which nothing but experts took time would save its own time times the gain. Without a plan of its own it
     keeps the last one, and may save much of that anyway.
 
     Args:
-        limit_s: the longest time in any case, and for a pass of which nothing is known.
-        pass_s: how long the last pass of this phase took; None if there was none, or none under a plan.
-        expected_gain: what experts save under the last plan, as a part of their time under it.
+        limit_s: the longest time in any case, and for the first pass, of which nothing is known.
+        pass_s: how long such a pass takes; None if nobody knows.
+        gain: what experts save at most under the plan, as a part of the time of the pass.
     """
-    return limit_s if pass_s is None else min(limit_s, pass_s * max(expected_gain, _LEAST))
+    return limit_s if pass_s is None else min(limit_s, pass_s * max(gain, _LEAST))
 
 
 class PlanWait:
-    """Measures passes, to know how long the next one may wait for its plan.
+    """Measures passes, with or without a plan, to know how long the next one may wait for its plan.
+
+    A phase that has not run takes as long as the phase that ran last: an update takes longer than the pass before it,
+    so its first wait is shorter than it could be.
+
+    Until a plan says what it gains, balance could save all but 1/R of a pass on R ranks: the slowest rank has at most
+    all tokens of a layer, of which balance leaves it 1/R.
 
     Args:
         limit_s: the longest wait that the user allows.
+        num_ranks: R, the ranks of an EP group.
         clock: seconds that only grow.
     """
 
-    def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limit_s: float, num_ranks: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit_s, self._clock = limit_s, clock
         self._pass_s = dict[Phase, float]()
-        self._expected_gain = 0.0
-        self._running: tuple[Phase, float] | None = None
+        self._gain = 1 - 1 / num_ranks
+        self._phase, self._began_s = Phase.UPDATE, 0.0
 
     def limit_s(self, phase: Phase) -> float:
         """Return how long a pass of this phase may wait."""
-        return most_wait_s(self._limit_s, self._pass_s.get(phase), self._expected_gain)
+        return most_wait_s(self._limit_s, self._pass_s.get(phase, self._pass_s.get(self._phase)), self._gain)
 
     def begin(self, phase: Phase, outcome: StepOutcome) -> None:
         """Note that a pass begins, with or without a plan."""
         if outcome.applied is not None or outcome.kept is not None:
-            self._expected_gain, self._running = outcome.expected_gain, (phase, self._clock())
+            self._gain = outcome.expected_gain
+        self._phase, self._began_s = phase, self._clock()
 
-    def end(self) -> None:
-        """Note that the last pass has ended, if it has not before."""
-        if self._running is not None:
-            phase, began_s = self._running
-            self._pass_s[phase], self._running = self._clock() - began_s, None
+    def mark(self) -> None:
+        """Note that the last pass has run until now: a micro-batch or the step of the optimizer has ended."""
+        self._pass_s[self._phase] = self._clock() - self._began_s

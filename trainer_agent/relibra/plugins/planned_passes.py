@@ -85,7 +85,9 @@ class PlannedPasses:
         self._ask()
         self._share()
 
-    def submit(self, pass_index: int, batch: Callable[[], RankBatch], *, is_forward_only: bool = False) -> bool:
+    def submit(
+        self, pass_index: int, batch: Callable[[], RankBatch], *, is_forward_only: bool = False, timeout_s: float
+    ) -> bool:
         """Collective over all ranks: report the batch of a pass and submit it; return whether the planner took it.
 
         Args:
@@ -93,10 +95,11 @@ class PlannedPasses:
             batch: makes the batch of this data-parallel rank. Only reporting ranks call it. If it raises, the pass is
                 not submitted.
             is_forward_only: whether no backward follows.
+            timeout_s: how long to wait until the planner has stored the report.
         """
         if not self.has_planner():
             return False
-        told = self._report(pass_index, batch) if self.is_reporting else _Told()
+        told = self._report(pass_index, batch, timeout_s) if self.is_reporting else _Told()
         everyone = [told] * dist.get_world_size()
         dist.all_gather_object(everyone, told)
         self._note({told.answer for told in everyone})
@@ -141,7 +144,7 @@ class PlannedPasses:
         if self._is_first and self.is_registered:
             tell_end(self._planner, self.settings.job)
 
-    def _report(self, pass_index: int, batch: Callable[[], RankBatch]) -> _Told:
+    def _report(self, pass_index: int, batch: Callable[[], RankBatch], timeout_s: float) -> _Told:
         schedules = list[RankSchedule]()
 
         def report() -> None:
@@ -154,7 +157,7 @@ class PlannedPasses:
                     ep_group=self._seat[0],
                     ep_rank=self._seat[1],
                     planner=self._planner,
-                    timeout_s=self.settings.plan_timeout_s,
+                    timeout_s=timeout_s,
                 )
             )
 

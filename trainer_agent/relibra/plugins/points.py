@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 Points = Mapping[str, Sequence[str | EllipsisType]]
 """Attributes of a module by their path, each with its parameters. With `...` it may have others, and without any
 parameters none is looked at."""
-_BOUND = ("self", "cls")
+_ADDED = ("self", "cls", "_ray_trace_ctx")
+"""What Python and Ray add: Ray does to the methods of every actor."""
 _COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -71,4 +72,4 @@ def _attribute(module: Any, path: str) -> Any:
 def _parameters(function: Any) -> list[str]:
     """Return the parameters of a function that have a name of their own."""
     parameters = inspect.signature(function).parameters
-    return [name for name, parameter in parameters.items() if name not in _BOUND and parameter.kind not in _COLLECTING]
+    return [name for name, parameter in parameters.items() if name not in _ADDED and parameter.kind not in _COLLECTING]

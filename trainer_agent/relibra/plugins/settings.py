@@ -66,8 +66,9 @@ class PluginSettings:
     transport: str = "auto"
     """How replicas travel inside a node: `AgentConfig.transport`. `auto`: through symmetric memory if `attach` can have
     it."""
-    host_copy: bool = False
-    """Whether each node keeps a second copy of its experts in host memory: `AgentConfig.host_copy`."""
+    host_copy: bool | None = None
+    """Whether each node keeps a second copy of its experts in host memory: `AgentConfig.host_copy`. None: if it pays;
+    see `plugins.host_copy`."""
     memory_budget_gib: float | None = None
     """The most memory that activations of experts may take on a GPU; 0 for no budget. None: what is free at the
     beginning."""
@@ -115,7 +116,7 @@ class PluginSettings:
                 "(docs/integrations/README.md#who-chooses-the-schedule)",
                 got=True,
             )
-        mode = _mode(values.get("mode", Mode.BALANCE))
+        mode, host_copy = _mode(values.get("mode", Mode.BALANCE)), values.get("host_copy") or "auto"
         if pack and mode is Mode.OBSERVE:
             raise InvalidInput.of("relibra.pack", expected="false with mode=observe, which changes nothing", got=True)
         return cls(
@@ -124,7 +125,7 @@ class PluginSettings:
             slots=int(_number("slots", values["slots"])) if values.get("slots") else None,
             plan_timeout_s=_number("plan_timeout_s", values.get("plan_timeout_s", DEFAULT_PLAN_TIMEOUT_S)),
             pack=pack,
-            host_copy=_flag("host_copy", values.get("host_copy") or "false"),
+            host_copy=None if host_copy.lower() == "auto" else _flag("host_copy", host_copy, "auto, true or false"),
             **{name: values[name] for name in _CHOICES if values.get(name)},
             memory_budget_gib=(
                 _number("memory_budget_gib", values["memory_budget_gib"]) if values.get("memory_budget_gib") else None
@@ -160,9 +161,9 @@ def job_name(*names: str | None, default: str) -> str:
     return nearest_job_id("-".join(filter(None, names))) or default
 
 
-def _flag(name: str, value: Any) -> bool:
+def _flag(name: str, value: Any, expected: str = "true or false") -> bool:
     if str(value).lower() not in _FLAGS:
-        raise InvalidInput.of(f"relibra.{name}", expected="true or false", got=value)
+        raise InvalidInput.of(f"relibra.{name}", expected=expected, got=value)
     return _FLAGS[str(value).lower()]
 
 

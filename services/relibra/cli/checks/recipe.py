@@ -1,5 +1,6 @@
 """Checks whether the agent would run with the settings of a recipe."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from relibra.cli.recipes.shipped import framework_data
 from relibra.errors import InvalidInput
 
 _MAX_NAMES = 40
+_USUAL_GPUS_PER_NODE = 8
 
 
 def examine(path: Path | None, framework: Framework | None, variables: list[str]) -> list[Finding]:
@@ -86,7 +88,7 @@ def judge_recipe(recipe: Recipe) -> list[Finding]:
         if setting.name in values and setting.name not in judged
     ]
     verdict = _verdict(recipe, findings, num_refused=len(judgement.refusals))
-    return [verdict, *_plug_in(recipe, data.get("plug_in", ())), *findings, *runs]
+    return [verdict, *_plug_in(recipe, data.get("plug_in", ())), *_checkpoint(recipe, data), *findings, *runs]
 
 
 def _in_own_words(fix: str, written: Mapping[str, str]) -> str:
@@ -116,6 +118,21 @@ def _plug_in(recipe: Recipe, lines: Sequence[str]) -> list[Finding]:
     page = {"swift": "ms-swift", "miles": "slime"}.get(recipe.framework, recipe.framework)
     fix = f"add {' and '.join(missing)}, unless a launcher or the environment has it; see docs/integrations/{page}.md"
     return [warning("recipe: plug-in", reason, fix)]
+
+
+def _checkpoint(recipe: Recipe, data: Mapping[str, Any]) -> list[Finding]:
+    """Return what a job must know that resumes from a checkpoint of the framework alone, where that may not load."""
+    cut = recipe.value("expert_tensor_parallel_size") or recipe.value("tensor_model_parallel_size")
+    sizes = (recipe.value("expert_model_parallel_size"), cut)
+    num_ranks = math.prod(size for size in sizes if isinstance(size, int))
+    if "stays" not in data or num_ranks <= _USUAL_GPUS_PER_NODE:
+        return []
+    reason = (
+        f"its EP groups span {num_ranks} ranks, so more than a node of {_USUAL_GPUS_PER_NODE} GPUs, and experts move; "
+        f"a checkpoint that {recipe.framework} alone has saved does not resume"
+    )
+    first = f"save it with {data['resumable']} before, or " if "resumable" in data else "begin anew, or "
+    return [warning("recipe: checkpoint", reason, f"if you resume: {first}keep experts in place with {data['stays']}")]
 
 
 def _verdict(recipe: Recipe, findings: list[Finding], *, num_refused: int) -> Finding:

@@ -69,7 +69,10 @@ def judge(settings: Mapping[str, Any], *, megatron_core: str = "", framework: st
     if config.use_torch_fsdp2:
         refusals.append(sharding("use_torch_fsdp2=True"))
     warnings = [*saving_refusals(config), *adapter_advice(config)]
-    if not config.moe_enable_routing_replay:
+    if config.moe_enable_routing_replay:
+        if (obstacle := replay_obstacle(config)) is not None and not config.moe_router_fusion:
+            refusals.append(obstacle)
+    elif not config.replay:  # nor has the framework a replay of its own
         warnings.append(
             Refusal(
                 f"{REPLAY}: it is off, so plans are made from the loads of earlier steps",
@@ -78,8 +81,6 @@ def judge(settings: Mapping[str, Any], *, megatron_core: str = "", framework: st
                 REPLAY,
             )
         )
-    elif (obstacle := replay_obstacle(config)) is not None and not config.moe_router_fusion:
-        refusals.append(obstacle)
     return Judgement(refusals=tuple(refusals), warnings=tuple(warnings))
 
 

@@ -6,7 +6,7 @@ too fast is slowed down.
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 
 from relibra.errors import InvalidInput, LimitExceeded, TooManyCalls
@@ -194,11 +194,15 @@ class Admission:
         most = max_request_size_bytes(method, self.settings.max_cells)
         check("request_size", size_bytes, most, f"the message of {method} may have {most} bytes, got {size_bytes}")
 
-    def check_num_jobs(self, num_jobs: int) -> None:
-        """Refuse one more job than `max_jobs` (LimitExceeded)."""
-        most = self.settings.max_jobs
-        text = f"{most} jobs are registered (max_jobs); remove one with `relibra jobs remove`"
-        check("max_jobs", num_jobs + 1, most, text)
+    def check_num_jobs(self, job_id: str, job_ids: Collection[str]) -> None:
+        """Refuse a job beside those of `job_ids` beyond `max_jobs` or `max_jobs_by_prefix` (LimitExceeded)."""
+        quotas = [("max_jobs", "", self.settings.max_jobs)]
+        quotas += [("max_jobs_by_prefix", *quota) for quota in self.settings.max_jobs_by_prefix.items()]
+        for limit, prefix, most in quotas:
+            if job_id.startswith(prefix):
+                whose = f" whose names begin with {prefix!r}" if prefix else ""
+                text = f"{limit} allows {most} jobs{whose}, and so many exist; remove one with `relibra jobs remove`"
+                check(limit, sum(each.startswith(prefix) for each in job_ids) + 1, most, text)
 
     def check_registration(self, model: Model, cluster: Cluster, known_epoch: int) -> None:
         """Refuse a job that is too large to be served.

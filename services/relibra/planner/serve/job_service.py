@@ -31,7 +31,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         launch = decode_launch(request)
         self._admission.check_registration(model, cluster, request.known_epoch)
         if not await self._store.get_jobs([job_id]):
-            self._admission.check_num_jobs(len(await self._store.job_ids()))
+            self._admission.check_num_jobs(job_id, await self._store.job_ids())
         try:
             job = await self._store.register_job(
                 job_id, model, cluster, params, known_epoch=request.known_epoch, launch=launch

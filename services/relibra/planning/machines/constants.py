@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from relibra.planning.carriage import WAVE_US
 from relibra.planning.cost import CostModel
 from relibra.planning.machines.dispatcher import ACROSS_SHARE, INSIDE_SHARE, Dispatcher
 from relibra.planning.machines.hardware import Hardware
@@ -42,6 +43,8 @@ class Constants:
     """The part of the GPU that returning gradients take from attention."""
     host_us: float
     """The host's time for a pass over a cell with replicas: mapping tokens to copies, and starting transfers."""
+    wave_us: float
+    """What a wave of a reorder takes beside its bytes: an agreement of all ranks, and the starts of its copies."""
     tile_rows: float
     """The tokens of a tile of grouped matrix multiplication: experts compute whole tiles."""
 
@@ -118,6 +121,13 @@ _HOST_US = Range(
     "run that yet. On a GPU a part of it hides behind kernels that are queued, which nobody has measured",
     is_guess=True,
 )
+_WAVE_US = Range(
+    low=300,
+    mid=WAVE_US,
+    high=4000,
+    source="a gather and a broadcast over TCP among all ranks, and some tens of launches. Unmeasured",
+    is_guess=True,
+)
 _TILE_ROWS = Range(
     low=64,
     mid=128,
@@ -156,6 +166,7 @@ def ranges_of(hardware: Hardware, dispatcher: Dispatcher) -> Mapping[str, Range]
             "weight_sm_share": _WEIGHT_SMS.times(1 / hardware.num_sms),
             "gradient_sm_share": _GRADIENT_SMS.times(1 / hardware.num_sms),
             "host_us": _HOST_US if measured is None or not measured.host_us else _range_of(measured.host_us),
+            "wave_us": _WAVE_US,
             "tile_rows": _TILE_ROWS,
         }
     )

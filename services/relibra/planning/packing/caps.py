@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from relibra.planning.job import Cluster
 from relibra.planning.schedule import Schedule
 
+NO_LIMIT = 1 << 62
 SLACK = Fraction(1, 10)
 """How far the slowest source rank of a micro-batch may be above that of the schedule that packing begins from, in
 tokens and in attention work. The tokens of a row may leave the range of that schedule by half of this, as a part of the
@@ -28,6 +29,9 @@ class Caps:
     """The most tokens of all source ranks of a node in each row."""
     row_2: NDArray[np.int64]
     """The fewest and the most tokens of a row; this axis is (fewest, most)."""
+    group_copies: int = NO_LIMIT
+    """The most token copies of all layers that a node, or a rank without slots, should compute in a row, for
+    lack of memory. A schedule may begin above it."""
 
 
 def sizes_MR(schedule: Schedule, size_S2: NDArray[np.int64], cluster: Cluster) -> NDArray[np.int64]:
@@ -47,17 +51,31 @@ def with_slack(number: NDArray[np.int64]) -> NDArray[np.int64]:
     return number + number * SLACK.numerator // SLACK.denominator
 
 
-def caps_of(schedule: Schedule, size_S2: NDArray[np.int64], cluster: Cluster, token_budget: int | None) -> Caps:
-    """Return what rows, nodes and ranks may hold so that lengths stay about as balanced as in `schedule`."""
+def caps_of(
+    schedule: Schedule,
+    size_S2: NDArray[np.int64],
+    cluster: Cluster,
+    token_budget: int | None,
+    group_copies: int = NO_LIMIT,
+    *,
+    lacks_memory: bool = False,
+) -> Caps:
+    """Return what rows, nodes and ranks may hold so that lengths stay about as balanced as in `schedule`.
+
+    Where it lacks memory, every row may hold as much as its fullest one, so that small rows relieve large ones.
+    """
     size_MR2 = sizes_MR(schedule, size_S2, cluster)
     rank_M2 = with_slack(size_MR2.max(axis=1))
     budget = size_MR2[..., 0].max() if token_budget is None else token_budget
     rank_M2[:, 0] = np.minimum(rank_M2[:, 0], budget)
     tokens_MN = size_MR2[..., 0].reshape(len(size_MR2), cluster.num_nodes, -1).sum(axis=-1)
-    tokens_M = tokens_MN.sum(axis=1)
+    tokens_M, node_M = tokens_MN.sum(axis=1), tokens_MN.max(axis=1)
+    if lacks_memory:
+        rank_M2[:], node_M[:] = rank_M2.max(axis=0), node_M.max()
     margin = int(tokens_M.mean()) * SLACK.numerator // (2 * SLACK.denominator)
     return Caps(
         rank_M2=rank_M2,
-        node_M=with_slack(tokens_MN.max(axis=1)),
+        node_M=with_slack(node_M),
         row_2=np.array([tokens_M.min() - margin, tokens_M.max() + margin]),
+        group_copies=group_copies,
     )

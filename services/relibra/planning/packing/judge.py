@@ -17,6 +17,8 @@ from relibra.planning.check import check_placement
 from relibra.planning.jit import compile_once
 from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import StepLoad
+from relibra.planning.packing.caps import NO_LIMIT
+from relibra.planning.peak import find_peak
 from relibra.planning.placement.objective import objective
 from relibra.planning.placement.reorder import reorder
 from relibra.planning.prices import price_moves, price_replicas
@@ -31,6 +33,14 @@ class Judged:
     packing: Packing
     cost: int
     """The objective, in tokens of the largest group; lower is better."""
+    peak_bytes: int = 0
+    """The least that activations take on the hottest rank under any replicas; 0 where there is no budget."""
+    budget_bytes: int = 0
+
+    @property
+    def excess_bytes(self) -> int:
+        """What the hottest rank lacks of memory at least. A step that fails costs more than any other."""
+        return max(0, self.peak_bytes - self.budget_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +87,7 @@ class Judge:
                 is_draft=self.is_draft,
             )
         cost = 0
+        peak_bytes = self._peak_bytes(load.load_MLE, home_LE)
         for layer, group_E in enumerate(self.group_LE(home_LE)):
             of_groups = None
             if traffic is not None:
@@ -84,11 +95,42 @@ class Judge:
                 is_by_node = self.num_groups == self.cluster.num_nodes
                 of_groups = of_layer.of_nodes() if is_by_node else of_layer.of_ranks(size)
             cost += objective(load.load_MLE[:, layer], group_E, self.num_groups, of_groups)
-        return Judged(packing=Packing(schedule=schedule, home_LE=home_LE), cost=cost)
+        return Judged(
+            packing=Packing(schedule=schedule, home_LE=home_LE),
+            cost=cost,
+            peak_bytes=peak_bytes,
+            budget_bytes=self.params.memory.budget_bytes,
+        )
+
+    def _peak_bytes(self, load_MLE: NDArray[np.int64], home_LE: NDArray[np.int32]) -> int:
+        """Return the least that the hottest rank takes, whose group shares its tokens evenly; 0 without a budget."""
+        memory = self.params.memory
+        if not memory.budget_bytes:
+            return 0
+        shared_MLP = -(-self._shared_MLP(load_MLE, home_LE) // self._num_sharing)
+        return find_peak(shared_MLP, memory, self.cluster.num_ep_groups).size_bytes or 0
+
+    @property
+    def _num_sharing(self) -> int:
+        """The number of ranks that can share the tokens of their experts."""
+        return self.cluster.gpus_per_node if self.cluster.redundant_slots else 1
+
+    def _shared_MLP(self, load_MLE: NDArray[np.int64], home_LE: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Return the loads of the groups that can share them."""
+        num_groups = self.cluster.num_ranks // self._num_sharing
+        return group_loads(load_MLE, home_LE // np.int32(self._num_sharing), num_groups)
 
     def group_LE(self, home_LE: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return the group of every expert."""
         return home_LE // np.int32(self.cluster.num_ranks // self.num_groups)
+
+    def most_copies(self, start: Judged) -> int:
+        """Return how many token copies a group may compute in a row so that the step fits, by its fullest row."""
+        if not start.peak_bytes:
+            return NO_LIMIT
+        load_MLE = StepLoad.of(self.counts_SLE, start.packing.schedule, self.cluster).load_MLE
+        copies_MP = self._shared_MLP(load_MLE, start.packing.home_LE).sum(axis=1)
+        return int(copies_MP.max()) * start.budget_bytes // start.peak_bytes
 
     def load_SLP(self, home_LE: NDArray[np.int32]) -> NDArray[np.int64]:
         """Return the token copies that every sequence routes to every group."""

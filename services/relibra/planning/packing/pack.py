@@ -5,7 +5,8 @@ the floor of the step: replicas even out only the ranks of a node, so no replica
 node, summed over cells. It also lets sequences start on the nodes of the experts that they use.
 
 Sequences are fitted to a placement. Where homes may still move, the placement is then fitted to the sequences, and so
-on while the cost falls. Lengths stay about as balanced as in the schedule that packing begins from (see `caps`).
+on while the cost falls. Lengths stay about as balanced as in the schedule that packing begins from (see `caps`). Where
+a step would exceed its memory budget, a packing that needs less memory is better, whatever it costs.
 
 S sequences, L layers, E experts, N nodes.
 """
@@ -21,11 +22,12 @@ from relibra.planning.packing.caps import Caps, caps_of, most_tokens
 from relibra.planning.packing.changes import Changes
 from relibra.planning.packing.judge import Judge, Judged, group_loads, judge_of
 from relibra.planning.packing.length_balance import length_balanced, schedule_of
-from relibra.planning.packing.search import fit
+from relibra.planning.packing.search import find_places
 from relibra.planning.packing.used_homes import used_homes
 from relibra.planning.schedule import Packing, PackingRules, Schedule
 from relibra.planning.traffic import MAX_PRICE
 
+_GIB = 2**30
 _NUM_GATHERINGS = 3
 """How often experts follow sequences and sequences follow experts."""
 _LEAST_PRICE = 4
@@ -144,15 +146,23 @@ def _improve(
     price = judge.price_under(start)
     # Prices make first placements costly, so searches leave them time.
     max_work = effort.max_work // 2 if price and settled_LE is None else effort.max_work
+    before = judge.judge(start, settled_LE)
+    caps = caps_of(
+        start,
+        size_S2,
+        judge.cluster,
+        rules.token_budget,
+        judge.most_copies(before),
+        lacks_memory=before.excess_bytes > 0,
+    )
     search = _Search(
         judge=judge,
         size_S2=size_S2,
-        caps=caps_of(start, size_S2, judge.cluster, rules.token_budget),
+        caps=caps,
         changes=Changes.under(rules, start, max_work),
         num_micro_batches=start.num_micro_batches,
         price=max(price, _LEAST_PRICE),
     )
-    before = judge.judge(start, settled_LE)
     best = search.fit(before)
     if settled_LE is None:
         begin = search.gathered(start) if price else search.evened(before)
@@ -177,7 +187,7 @@ class _Search:
     def fit(self, start: Judged, turn: int = 0) -> Judged:
         """Fit sequences to a placement, which stays. Every turn tries other changes."""
         home_LE = start.packing.home_LE
-        schedule = self._fitted(start.packing.schedule, self.judge.load_SLP(home_LE), self.price, turn)
+        schedule = self._with_places_for(start.packing.schedule, self.judge.load_SLP(home_LE), self.price, turn)
         # If costs are equal and dispatch is free, the later schedule has fewer copies between nodes.
         return min((self.judge.judge(schedule, home_LE), start), key=_cost_of)
 
@@ -191,7 +201,7 @@ class _Search:
     def evened(self, start: Judged) -> Schedule:
         """Make the loads of all rows alike, whatever nodes experts are on."""
         load_SLR = group_loads(self.judge.counts_SLE, start.packing.home_LE, self.judge.cluster.num_ranks)
-        return self._fitted(start.packing.schedule, load_SLR, 0)
+        return self._with_places_for(start.packing.schedule, load_SLR, 0)
 
     def gathered(self, start: Schedule) -> Schedule:
         """Let sequences that use the same experts start on the same node, wherever these experts are."""
@@ -202,18 +212,18 @@ class _Search:
             used_NLE = np.stack(
                 [judge.counts_SLE[node_S == node].sum(axis=0) for node in range(judge.cluster.num_nodes)]
             )
-            schedule = quick._fitted(schedule, judge.load_SLP(used_homes(used_NLE, judge.cluster)), MAX_PRICE)
+            schedule = quick._with_places_for(schedule, judge.load_SLP(used_homes(used_NLE, judge.cluster)), MAX_PRICE)
         return schedule
 
-    def _fitted(self, start: Schedule, load_SLP: NDArray[np.int64], price: int, turn: int = 0) -> Schedule:
+    def _with_places_for(self, start: Schedule, load_SLP: NDArray[np.int64], price: int, turn: int = 0) -> Schedule:
         cluster, seed = self.judge.cluster, self.judge.params.seed + turn
         cell_S = start.row_S.astype(np.int64) * cluster.num_ranks + start.source_rank_S
-        cell_S = fit(load_SLP, self.size_S2, cell_S, price, cluster, self.caps, self.changes, seed)
+        cell_S = find_places(load_SLP, self.size_S2, cell_S, price, cluster, self.caps, self.changes, seed)
         return schedule_of(cell_S, self.num_micro_batches, cluster)
 
 
-def _cost_of(judged: Judged) -> int:
-    return judged.cost
+def _cost_of(judged: Judged) -> tuple[int, int]:
+    return judged.excess_bytes, judged.cost
 
 
 def _reason(before: Judged, after: Judged, judge: Judge, *, counts_time: bool) -> str:
@@ -227,6 +237,11 @@ def _reason(before: Judged, after: Judged, judge: Judge, *, counts_time: bool) -
         f"packing brings the {what} from {cost:.4f} to {lower_cost:.4f}, and the share of tokens that stay on their "
         f"node from {stays:.1%} to {more_stays:.1%}"
     )
+    if before.excess_bytes:
+        told += (
+            f", and what activations of experts take at least from {before.peak_bytes / _GIB:.2f} to "
+            f"{after.peak_bytes / _GIB:.2f} GiB of a budget of {after.budget_bytes / _GIB:.2f}"
+        )
     if cluster.num_nodes == 1:
         told += "; with one node, replicas reach any balance that packing could reach"
     return told

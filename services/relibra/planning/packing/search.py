@@ -18,16 +18,18 @@ from numpy.typing import NDArray
 
 from relibra.planning.jit import compile_once, next_random
 from relibra.planning.job import Cluster
-from relibra.planning.packing.caps import Caps
+from relibra.planning.packing.caps import NO_LIMIT, Caps
 from relibra.planning.packing.changes import MOVE, SWAP_IN_ROW, Changes
 from relibra.planning.traffic import UNIT_BITS
 
 _PROPOSALS_PER_SEQUENCE = 4000
+_EXCESS_BITS = UNIT_BITS + 7
+"""A copy that has no memory costs 128 tokens, more than any change of places saves for it."""
 _COPIES_BITS = 28
 """Bits of all token copies of a step. Times the highest price of a copy and 2**10, they stay within 62 bits."""
 
 
-def fit(
+def find_places(
     load_SLP: NDArray[np.int64],
     size_S2: NDArray[np.int64],
     cell_S: NDArray[np.int64],
@@ -54,7 +56,7 @@ def fit(
     """
     num_groups = load_SLP.shape[2]
     shift = max(0, int(load_SLP.sum()).bit_length() - _COPIES_BITS)
-    return _fit(
+    return _search_places(
         load_SLP >> shift,
         np.arange(num_groups) * cluster.num_nodes // num_groups,
         num_groups == cluster.num_nodes,
@@ -65,6 +67,7 @@ def fit(
         caps.rank_M2,
         caps.node_M,
         caps.row_2,
+        (caps.group_copies >> shift, cluster.num_nodes == 1 and cluster.redundant_slots > 0),
         changes.source_X,
         changes.kind_4,
         seed % (1 << 63),
@@ -99,10 +102,22 @@ def _put(
 
 
 @compile_once
-def _cost(sum_3LP: NDArray[np.int64], price: int) -> int:
-    """Return the objective of a row, in units of 2**-10 tokens."""
+def _cost(sum_3LP: NDArray[np.int64], price: int, limit: tuple[int, bool] = (NO_LIMIT, False)) -> int:
+    """Return the objective of a row, in units of 2**-10 tokens.
+
+    Each copy above `limit` costs very much: the most copies of a group, or of all groups together.
+    """
+    most_copies, is_of_all = limit
     _, num_layers, num_groups = sum_3LP.shape
-    largest_sum, busiest_sum = 0, 0
+    largest_sum, busiest_sum, excess = 0, 0, 0
+    if most_copies < NO_LIMIT:
+        copies = 0
+        for group in range(num_groups):
+            if not is_of_all:
+                copies = 0
+            for layer in range(num_layers):
+                copies += sum_3LP[0, layer, group]
+            excess = max(excess, copies - most_copies)
     for layer in range(num_layers):
         largest, busiest = 0, 0
         for group in range(num_groups):
@@ -111,7 +126,7 @@ def _cost(sum_3LP: NDArray[np.int64], price: int) -> int:
             busiest = max(busiest, max(load, sum_3LP[1, layer, group]) - sum_3LP[2, layer, group])
         largest_sum += largest
         busiest_sum += busiest
-    return (largest_sum << UNIT_BITS) + price * busiest_sum
+    return (largest_sum << UNIT_BITS) + price * busiest_sum + (excess << _EXCESS_BITS)
 
 
 @compile_once
@@ -133,7 +148,7 @@ def _has_room(
 
 
 @compile_once
-def _fit(
+def _search_places(
     load_SLP: NDArray[np.int64],
     node_P: NDArray[np.int64],
     groups_are_nodes: bool,
@@ -144,6 +159,7 @@ def _fit(
     cap_M2: NDArray[np.int64],
     node_cap_M: NDArray[np.int64],
     range_2: NDArray[np.int64],
+    limit: tuple[int, bool],
     source_X: NDArray[np.int64],
     kind_4: NDArray[np.int64],
     seed: int,
@@ -171,11 +187,11 @@ def _fit(
     place_S[member_S] = np.arange(num_sequences)
     first_M = np.searchsorted(cell_S[member_S] // num_ranks, np.arange(num_rows + 1))
     cost_M = np.empty(num_rows, dtype=np.int64)
-    even = 0
+    uneven = 0
     for row in range(num_rows):
-        cost_M[row] = _cost(sum_M3LP[row], price)
-        even += int(sum_M3LP[row, 0].sum()) // num_groups << UNIT_BITS
-    first_threshold = (int(cost_M.sum()) - even) // num_sequences
+        cost_M[row] = _cost(sum_M3LP[row], price, limit)
+        uneven += _cost(sum_M3LP[row], price) - (int(sum_M3LP[row, 0].sum()) // num_groups << UNIT_BITS)
+    first_threshold = uneven // num_sequences
     gain, best = 0, 0
     state = np.array([seed], dtype=np.uint64)
     for turn in range(num_tries):
@@ -212,7 +228,8 @@ def _fit(
         if kind != MOVE:
             _put(load_SLP[other], -1, b, node_P, groups_are_nodes, ranks, sum_M3LP)
             _put(load_SLP[other], 1, a, node_P, groups_are_nodes, ranks, sum_M3LP)
-        cost_a, cost_b = _cost(sum_M3LP[row_a], price), _cost(sum_M3LP[row_b], price)
+        cost_a = _cost(sum_M3LP[row_a], price, limit)
+        cost_b = _cost(sum_M3LP[row_b], price, limit)
         change = cost_a - cost_M[row_a]
         if row_b != row_a:
             change += cost_b - cost_M[row_b]

@@ -93,21 +93,15 @@ def reorder(
     each_home_E, saved = zip(*for_each_layer(reorder_one, num_layers, num_threads), strict=True)
     home_LE = np.stack(each_home_E)
     why = "no layer would gain " + ("what moving costs" if hysteresis.tokens_per_move else f"{hysteresis.least:.1%}")
-    if traffic is not None and (home_LE != previous_LE).any():
-        busiest = _most_moves(home_LE[later_L], previous_LE[later_L])
-        if hysteresis.loses_at_busiest(sum(np.array(saved)[later_L].tolist()), busiest * cluster.num_ranks):
-            home_LE = np.where(later_L[:, None], previous_LE, home_LE)
-            why = "all layers together would not gain what it costs the busiest rank"
+    if traffic is not None and hysteresis.loses_in_waves(
+        sum(np.array(saved)[later_L].tolist()), home_LE[later_L], previous_LE[later_L], cluster
+    ):
+        home_LE = np.where(later_L[:, None], previous_LE, home_LE)
+        why = "all layers together would not gain what it costs to carry the moves out"
     moved_LE = home_LE != previous_LE
     if not moved_LE.any():
         return home_LE, f"no expert moves, as {why}"
     return home_LE, f"{moved_LE.sum()} experts move in {moved_LE.any(axis=1).sum()} of {len(home_LE)} layers"
-
-
-def _most_moves(home_LE: NDArray[np.int32], previous_LE: NDArray[np.int32]) -> int:
-    """Return how many experts enter or leave the rank that most experts enter or leave, over all layers."""
-    moved_LE = home_LE != previous_LE
-    return max(int(np.bincount(each_LE[moved_LE], minlength=1).max()) for each_LE in (home_LE, previous_LE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relibra.agent.placement import Placement
 from relibra.agent.transport import Copy
 from relibra.kernels import EMPTY, REST
 from relibra.planning import Cluster, Replicas, StepPlan
+from relibra.planning.places import Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +98,8 @@ class StepCells:
             )
             self._slot_expert_MLP, self._place_Y = fill_redundant_slots(home_LP, replicas, cluster)
             self._slots_on_device = torch.from_numpy(self._slot_expert_MLP).to(device)
+            self._home_share_P = torch.zeros(home_LP.shape[1], dtype=torch.int32, device=device)
+            self._home_share_P.view(cluster.num_ranks, -1)[:, : num_home_slots(placement, cluster)] = REST
 
     def table(self, micro_batch: int | None, layer: int) -> SlotTable | None:
         """Return the table of a cell, or None if all experts are at their identity places and routing needs no remap.
@@ -111,6 +113,13 @@ class StepCells:
         if self._is_identity_L[layer]:
             return None
         return SlotTable(slot_expert_P=self._home_on_device[layer], share_P=self._rest_E)
+
+    def all_slots(self, micro_batch: int, layer: int) -> tuple[Tensor, Tensor]:
+        """Return the expert in each slot of a cell, and the shares of a cell without replicas; `[P]` with S slots each.
+
+        Only a step with replicas has them.
+        """
+        return self._slots_on_device[micro_batch % self.num_micro_batches, layer], self._home_share_P
 
     def slot_experts(self, micro_batch: int, layer: int) -> NDArray[np.int32]:
         """Return the logical expert in each slot of this rank in a cell, `EMPTY` for none."""

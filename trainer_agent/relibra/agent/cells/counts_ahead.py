@@ -14,7 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from relibra.agent.cells.shapes_ahead import ShapesAhead
 from relibra.agent.cells.token_split import GatheredAhead
+from relibra.errors import Unsupported
 
 _MAP_BYTES = 1 << 26
 """The most memory of routing maps that are counted together."""
@@ -53,11 +55,17 @@ class CellAhead(NamedTuple):
     counts_E: Tensor | None
     """How many tokens of this rank go to each expert, int32; None if no replay tells."""
     gathered: tuple[GatheredAhead, int] | None
-    """The counts of all ranks, under way, and the place of the cell in them; None if ranks gather cell by cell."""
+    """The counts of all ranks, under way, and the place of the cell in them; None if ranks gather cell by cell, or the
+    tokens of the cell are not split."""
+    share_P: Tensor | None = None
+    """How this rank's tokens are split over the slots, if that is known."""
+    shapes: tuple[ShapesAhead, int] | None = None
+    """What ranks exchange, under way, and the place of the cell in it; None if dispatchers find it out."""
 
 
 def cells_ahead(
     expert_CTK: Sequence[Tensor | None],
+    num_split: int,
     num_experts: int,
     device: torch.device,
     gather: Callable[[Tensor], GatheredAhead] | None,
@@ -66,20 +74,21 @@ def cells_ahead(
 
     Args:
         expert_CTK: the same as of `count_ahead`.
+        num_split: how many of the cells, the first ones, have tokens to split.
         num_experts: E.
         device: where the counts are to be.
-        gather: begins to gather the counts `[C, E]` of all ranks, zeros from a rank whose replay does not tell; None if
-            the ranks gather cell by cell.
+        gather: begins to gather the counts `[num_split, E]` of all ranks, zeros from a rank whose replay does not tell;
+            None if the ranks gather cell by cell.
     """
     counts_CE = count_ahead(expert_CTK, num_experts, device)
     gathered = None
-    if gather is not None:
-        none_CE = torch.zeros(len(expert_CTK), num_experts, dtype=torch.int32, device=device)
-        gathered = gather(none_CE if counts_CE is None else counts_CE)
+    if gather is not None and num_split:
+        none_CE = torch.zeros(num_split, num_experts, dtype=torch.int32, device=device)
+        gathered = gather(none_CE if counts_CE is None else counts_CE[:num_split])
     return [
         CellAhead(
             counts_E=None if counts_CE is None else counts_CE[place],
-            gathered=None if gathered is None else (gathered, place),
+            gathered=None if gathered is None or place >= num_split else (gathered, place),
         )
         for place in range(len(expert_CTK))
     ]
@@ -90,12 +99,14 @@ class CountsAhead:
 
     Args:
         is_agreed: whether all ranks gather the counts of a micro-batch ahead in this phase.
+        was_exact: whether replays told this rank all that its routers chose, when this phase ran last.
     """
 
-    def __init__(self, *, is_agreed: bool = False) -> None:
-        self.is_agreed = is_agreed
+    def __init__(self, *, is_agreed: bool = False, was_exact: bool = False) -> None:
+        self.is_agreed, self.was_exact = is_agreed, was_exact
         self._is_untold = False
         self._compared: list[tuple[Tensor, Tensor]] = []
+        self._relied: list[tuple[int, Tensor, Tensor]] = []
 
     def note(self, told_E: Tensor | None, chosen_E: Tensor) -> None:
         """Note what was told of a cell, and what its router chose. Nobody may write into the tensors any more."""
@@ -104,13 +115,37 @@ class CountsAhead:
         elif not self._is_untold:
             self._compared.append((told_E, chosen_E))
 
-    def is_close(self) -> bool | None:
+    def rely(self, layer: int, told_E: Tensor, chosen_E: Tensor) -> None:
+        """Note that the tokens of a cell go where its dispatcher was told before, which must be what was chosen."""
+        self._relied.append((layer, told_E, chosen_E))
+
+    def is_close(self, most_wrong: float | None = None) -> bool | None:
         """Return whether replays told of every cell almost all that routers chose; None without cells.
 
         The host waits for the device.
+
+        Args:
+            most_wrong: the part of a rank's tokens in a cell that they need not tell.
         """
         if self._is_untold or not self._compared:
             return False if self._is_untold else None
         told_CE, chosen_CE = (torch.stack(counts) for counts in zip(*self._compared, strict=True))
         wrong_C = (told_CE - chosen_CE).abs().sum(dim=1)
-        return bool((wrong_C <= _MOST_WRONG * chosen_CE.sum(dim=1)).all())
+        most_wrong = _MOST_WRONG if most_wrong is None else most_wrong
+        return bool((wrong_C <= most_wrong * chosen_CE.sum(dim=1)).all())
+
+    def take_refusal(self) -> Unsupported | None:
+        """Return the error of tokens that were dispatched by wrong counts since the last call; the host waits."""
+        relied, self._relied = self._relied, []
+        if not relied:
+            return None
+        layers, told, chosen = zip(*relied, strict=True)
+        is_wrong_C = (torch.stack(told) != torch.stack(chosen)).any(dim=1).tolist()
+        wrong = sorted({layer for layer, is_wrong in zip(layers, is_wrong_C, strict=True) if is_wrong})
+        if not wrong:
+            return None
+        return Unsupported(
+            f"MoE layers {wrong} chose other experts than the replay had told before the forward, and their tokens "
+            "were dispatched as told, so that their results are wrong: something changes the choice of routers after "
+            "the replay; switch that off, or the replay"
+        )

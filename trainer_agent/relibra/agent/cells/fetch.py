@@ -72,7 +72,7 @@ class Fetcher:
         slots: the slots to fill.
         experts: the experts of this rank, by layer.
         gathered: for each layer, a function that waits until the parameters of its experts are complete.
-        host_copy: the node's host copy of experts, if there is one.
+        host_copy: the node's host copy of experts, if there is one. It may come later, before the first step.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Fetcher:
         host_copy: HostCopy | None = None,
     ) -> None:
         self._transport, self._slots, self._experts, self._gathered = transport, slots, experts, gathered
-        self._host_copy, self._is_frozen = host_copy, False
+        self.host_copy, self._is_frozen = host_copy, False
         self._pending: list[list[Handle]] = [[] for _ in range(NUM_SIDES)]
         self._expected: Use | None = None
         self._cells: StepCells | None = None
@@ -122,11 +122,11 @@ class Fetcher:
         Raises:
             RelibraError: a peer is gone.
         """
-        if self._host_copy is None:
+        if self.host_copy is None:
             return
         for gathered in self._gathered.values():
             gathered()
-        self._host_copy.refresh(lambda layer: self._slots.places(0, 0, layer))
+        self.host_copy.refresh(lambda layer: self._slots.places(0, 0, layer))
         self._is_frozen = True
 
     def _fill(self, use: Use, side: int) -> None:
@@ -141,7 +141,7 @@ class Fetcher:
             self._cells, self._fetches = use.cells, {}
         key = use.micro_batch, use.layer, side, self._is_frozen
         if key not in self._fetches:
-            frozen = self._host_copy.of(use.layer) if self._host_copy is not None and self._is_frozen else None
+            frozen = self.host_copy.of(use.layer) if self.host_copy is not None and self._is_frozen else None
             home = self._experts[use.layer].parameters
             self._fetches[key] = Fetch.of(
                 self._transport,

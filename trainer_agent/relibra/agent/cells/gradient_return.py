@@ -108,7 +108,7 @@ class GradientReturn:
     def __init__(self, windows: Sequence[_Window], own: Sequence[Sequence[Tensor]], cell: ReplicatedCell) -> None:
         self._windows, self._cell, self._num_started = windows, cell, 0
         self._own = [[gradient.contiguous().view(-1) for gradient in of_slot] for of_slot in own]
-        self._under_way = deque[tuple[Sequence[tuple[Tile, Tensor]], Handle]]()
+        self._under_way: deque[tuple[Sequence[tuple[Tile, Tensor]], Handle]] = deque()
         """What arrives in each window under way, and the handle of its transfers."""
         for _ in range(NUM_PARTS):
             self._start_next()
@@ -141,7 +141,7 @@ class GradientReturn:
         Returns:
             For each of `parameters`, the sum of its arrived gradients; None if it has a `main_grad` or none arrived.
         """
-        sums = dict[nn.Parameter, Tensor]()
+        sums: dict[nn.Parameter, Tensor] = {}
         while self._under_way:
             arriving, handle = self._under_way.popleft()
             handle.wait()
@@ -174,7 +174,8 @@ class GradientReturn:
 
     def _add(self, arriving: Sequence[tuple[Tile, Tensor]], sums: dict[nn.Parameter, Tensor]) -> None:
         """Add what arrived in a window to `main_grad`, or to the fp32 sum of a parameter without one."""
-        totals, rounded = list[Tensor](), list[tuple[Tensor, Tensor]]()
+        totals: list[Tensor] = []
+        rounded: list[tuple[Tensor, Tensor]] = []
         home, trained_tensors = self._cell.experts.parameters, self._cell.trained
         for tile, _ in arriving:
             parameter = home[tile.home_slot][trained_tensors[tile.tensor]]

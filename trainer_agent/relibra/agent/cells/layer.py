@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from relibra.agent.cells.cells import SlotTable, StepCells
-from relibra.agent.cells.counts_ahead import cells_ahead
 from relibra.agent.cells.fetch import Moment
+from relibra.agent.cells.look_ahead import LookAhead
 from relibra.agent.cells.micro_batch import MicroBatch, current
 from relibra.agent.cells.replay import LayerRouting
 from relibra.agent.cells.replicated_cell import ReplicatedCell
+from relibra.agent.cells.shapes_ahead import CellShapes
 from relibra.agent.cells.visit import Passage, ReplicaContext, Visit
 from relibra.agent.experts import Dispatched, Experts, ExpertsForward
 from relibra.errors import RelibraError
@@ -54,6 +55,7 @@ class LayerExecution:
         self._chunk, self._context, self._owner, self._cells = chunk, context, owner, cells
         self._has_routing, self._check_weights, self._note_forward = has_routing, check_weights, note_forward
         self._reduces_early = reduces_early
+        self.look_ahead = LookAhead(index, chunk, context, experts.num_home_slots)
         self._visit: Visit | Passage | None = None
         self._asked: LayerRouting | None = None
         """The routing of the present cell that its router has asked for, on the device."""
@@ -82,7 +84,7 @@ class LayerExecution:
         micro_batch = current(self._owner)
         if micro_batch is None:
             return
-        self._look_ahead(micro_batch)
+        self.look_ahead.begin(micro_batch)
         if (cell := self._cell(micro_batch)) is not None:
             self._visit = self._visit_of(cell, micro_batch)
 
@@ -108,11 +110,15 @@ class LayerExecution:
             cell = self._cell(micro_batch)
             self._visit = None if cell is None else self._visit_of(cell, micro_batch)
             self._compare(micro_batch, routing_map_TE, drops_tokens)
+            self.look_ahead.note_choice(micro_batch, routing_map_TE)
             table = micro_batch.cells.table(micro_batch.index, self.index)
         self._asked = None
         if table is None:
             return probs_TE, routing_map_TE
-        share_P = self._share_P(micro_batch, table, routing_map_TE)
+        share_P = table.share_P
+        if share_P is None:
+            assert micro_batch is not None
+            share_P = micro_batch.share_P[self.index]
         physical: tuple[Tensor, Tensor] = quota_remap(
             probs_TE, routing_map_TE, table.slot_expert_P, share_P, has_valid_slots=True
         )
@@ -186,48 +192,10 @@ class LayerExecution:
             return Visit(self._context, cell, use, moment)
         return Passage(cell, use) if is_recorded else None
 
-    def _share_P(self, micro_batch: MicroBatch | None, table: SlotTable, routing_map_TE: Tensor) -> Tensor:
-        """Return how this rank's tokens are split over the slots; in a recomputation as in its forward."""
-        if table.share_P is not None:
-            return table.share_P
-        assert micro_batch is not None
-        if not self._is_again(micro_batch):
-            self._look_ahead(micro_batch)
-            split, ahead = self._context.split, micro_batch.ahead.pop(self.index)
-            counts_E = routing_map_TE.sum(dim=0, dtype=torch.int32)
-            micro_batch.counts_ahead.note(ahead.counts_E, counts_E)
-            if ahead.gathered is None:
-                counts_RE = split.gather(counts_E)
-            else:
-                gathered, place = ahead.gathered
-                counts_RE = gathered.of(place)
-            micro_batch.share_P[self.index] = split.share_P(table, counts_RE)
-        return micro_batch.share_P[self.index]
-
-    def _look_ahead(self, micro_batch: MicroBatch) -> None:
-        """Before the first cell of a forward whose tokens are split, count what a replay tells of all such cells.
-
-        If the ranks agreed to gather ahead, this is collective, whether a replay tells on this rank or not.
-        """
-        cells, index = micro_batch.cells, micro_batch.index
-        if self.index in micro_batch.ahead or not cells.is_split(index, self.index) or self._is_again(micro_batch):
-            return
-        layers = [layer for layer in self._chunk if cells.is_split(index, layer)]
-        gather = self._context.split.gather_ahead if micro_batch.counts_ahead.is_agreed else None
-        expert_CTK = [self._known_experts(micro_batch, layer) for layer in layers]
-        ahead = cells_ahead(expert_CTK, cells.num_experts, cells.device, gather)
-        micro_batch.ahead.update(zip(layers, ahead, strict=True))
-
-    def _known_experts(self, micro_batch: MicroBatch, layer: int) -> Tensor | None:
-        """Return the experts `[T, K]` that the caller or a replay has set for a layer, -1 where its router decides."""
-        if (given := micro_batch.given_experts) is not None:
-            return given.routed_LTK[layer]
-        replayed = self._context.replayed.get(layer)
-        return None if replayed is None else replayed()
-
-    def _is_again(self, micro_batch: MicroBatch) -> bool:
-        """Return whether a recomputation runs, which uses the split of its forward."""
-        return micro_batch.is_checkpointed and torch.is_grad_enabled() and self.index in micro_batch.share_P
+    def shapes(self) -> CellShapes | None:
+        """Return what ranks exchange in the present cell, after `remap`; None if its dispatcher finds it out."""
+        micro_batch = current(self._owner)
+        return None if micro_batch is None else micro_batch.shapes.get(self.index)
 
     def _compare(self, micro_batch: MicroBatch, routing_map_TE: Tensor, drops_tokens: bool) -> None:
         """Compare what the router chose with what the caller gave."""

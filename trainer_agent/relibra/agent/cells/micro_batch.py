@@ -14,6 +14,7 @@ from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.counts_ahead import CellAhead, CountsAhead
 from relibra.agent.cells.given_routing import GivenRouting
 from relibra.agent.cells.replay import GivenExperts
+from relibra.agent.cells.shapes_ahead import CellShapes
 from relibra.planning.execution import sample_micro_batches
 from relibra.planning.load import narrow_counts
 
@@ -85,9 +86,17 @@ class RealisedLoad:
 
 
 def _read(counts: Iterable[Tensor]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the elements of tensors one after the other, in one transfer, and where each tensor ends."""
+    """Return the elements of tensors one after the other, and where each tensor ends.
+
+    Those on a device come in one transfer. Others are on the host already, as where a replay told them.
+    """
     flat = [count.reshape(-1) for count in counts]
-    return torch.cat(flat).cpu().numpy().astype(np.int64), np.cumsum([len(count) for count in flat])
+    sizes = [len(count) for count in flat]
+    if on_device := [place for place, count in enumerate(flat) if count.device.type != "cpu"]:
+        moved = torch.cat([flat[place] for place in on_device]).cpu()
+        for place, count in zip(on_device, torch.split(moved, [sizes[place] for place in on_device]), strict=True):
+            flat[place] = count
+    return torch.cat(flat).numpy().astype(np.int64), np.cumsum(sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +117,9 @@ class MicroBatch:
     """By layer, what is known of its cell in the present forward. The router's choice ends it."""
     share_P: dict[int, Tensor] = field(default_factory=dict)
     """By layer, how this rank's tokens were split over the slots. A recomputation uses the split of its forward."""
+    shapes: dict[int, CellShapes | None] = field(default_factory=dict)
+    """By layer, what ranks exchange in its cell, for a forward and its recomputation; None if its dispatcher finds it
+    out."""
     is_checkpointed: bool = False
     """Whether it runs inside a region whose activations are recomputed."""
 

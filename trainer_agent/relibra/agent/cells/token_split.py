@@ -8,6 +8,7 @@ C cells, E experts, R EP ranks, P physical slots.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -29,18 +30,21 @@ def split(table: SlotTable, counts_RE: Tensor, ep_rank: int, gpus_per_node: int)
         ep_rank: the rank.
         gpus_per_node: how many ranks a node has.
     """
-
-    def on_host(counts_RE: NDArray[np.int32]) -> NDArray[np.int32]:
-        replicas = table.replicas
-        assert replicas is not None
-        copies = replicas.home_E, replicas.expert_Y, replicas.rank_Y
-        num_ranks, num_experts = counts_RE.shape
-        share_P = np.zeros(len(table.slot_expert_P), dtype=np.int32)
-        share_P.reshape(num_ranks, -1)[:, : num_experts // num_ranks] = REST
-        share_P[replicas.slot_Y] = source_share(counts_RE, *copies, gpus_per_node, ep_rank)
-        return share_P
-
+    on_host = partial(_split_on_host, table, ep_rank, gpus_per_node)
     return token_split(counts_RE, table.slot_expert_P, gpus_per_node, ep_rank, on_host)
+
+
+def _split_on_host(
+    table: SlotTable, ep_rank: int, gpus_per_node: int, counts_RE: NDArray[np.int32]
+) -> NDArray[np.int32]:
+    replicas = table.replicas
+    assert replicas is not None
+    copies = replicas.home_E, replicas.expert_Y, replicas.rank_Y
+    num_ranks, num_experts = counts_RE.shape
+    share_P = np.zeros(len(table.slot_expert_P), dtype=np.int32)
+    share_P.reshape(num_ranks, -1)[:, : num_experts // num_ranks] = REST
+    share_P[replicas.slot_Y] = source_share(counts_RE, *copies, gpus_per_node, ep_rank)
+    return share_P
 
 
 class GatheredAhead:
@@ -79,14 +83,14 @@ class TokenSplit:
     def start(self, mine: Tensor) -> tuple[Tensor, dist.Work]:
         """Collective over the EP group: begin to gather counts, int32 in one dimension; return where they arrive."""
         group = self._group()
-        counts = mine.new_empty(dist.get_world_size(group) * len(mine))  # gloo gathers into one dimension alone
+        counts = mine.new_empty(dist.get_world_size(group) * mine.shape[0])  # gloo gathers into one dimension alone
         return counts, dist.all_gather_into_tensor(counts, mine, group=group, async_op=True)
 
     def gather(self, counts_E: Tensor) -> Tensor:
         """Collective over the EP group: return the counts of one cell of all ranks, int32 `[R, E]`."""
         counts, work = self.start(counts_E)
         work.wait()
-        return counts.view(-1, len(counts_E))
+        return counts.view(-1, counts_E.shape[0])
 
     def gather_ahead(self, counts_CE: Tensor) -> GatheredAhead:
         """Collective over the EP group: begin to gather the counts of some cells."""

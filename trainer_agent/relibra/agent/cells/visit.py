@@ -32,7 +32,7 @@ from relibra.agent.cells.slots import Slots
 from relibra.agent.cells.span import span
 from relibra.agent.cells.token_split import TokenSplit
 from relibra.agent.transport.timed import TimedTransport
-from relibra.kernels import refuse_second_derivatives
+from relibra.kernels import DirectFunction, refuse_second_derivatives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class _Home:
 
     def accept(self) -> Tensor:
         """Return the output of `accept`, which a later function of the cell must take as an input."""
-        accepted: Tensor = _Accept.apply(self, self.cell.anchor, *self.cell.accepting)  # type: ignore[no-untyped-call]
+        accepted: Tensor = _Accept.apply(self, self.cell.anchor, *self.cell.accepting)
         return accepted
 
     def add_up(self) -> list[Tensor | None]:
@@ -96,7 +96,7 @@ class Visit:
         """Return tokens and probabilities unchanged, and the weights of this rank's replicas by redundant slot."""
         weights: list[Any]
         if self.is_recorded:
-            tokens, probs, *weights = _Begin.apply(self, self._anchor, tokens, probs)  # type: ignore[no-untyped-call]
+            tokens, probs, *weights = _Begin.apply(self, self._anchor, tokens, probs)
         else:
             weights = [*self.fetch()]
         if into := self._gradients():
@@ -180,7 +180,7 @@ class Passage:
 
     def begin(self, tokens: Tensor) -> Tensor:
         """Return the tokens unchanged."""
-        passed: Tensor = _Pass.apply(self._anchor, tokens)  # type: ignore[no-untyped-call]
+        passed: Tensor = _Pass.apply(self._anchor, tokens)
         return passed
 
 
@@ -191,7 +191,7 @@ def _take_gradient(like: Tensor, gradient: Tensor | None, into: Tensor | None) -
     return into if gradient is None else into.add_(gradient)
 
 
-class _Accept(torch.autograd.Function):
+class _Accept(DirectFunction):
     @staticmethod
     def forward(ctx: Any, home: _Home, anchor: Tensor, *parameters: nn.Parameter) -> Tensor:
         ctx.home = home
@@ -204,7 +204,7 @@ class _Accept(torch.autograd.Function):
         return None, None, *ctx.home.add_up()
 
 
-class _Pass(torch.autograd.Function):
+class _Pass(DirectFunction):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, tokens: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
@@ -215,7 +215,7 @@ class _Pass(torch.autograd.Function):
         return None, tokens
 
 
-class _Begin(torch.autograd.Function):
+class _Begin(DirectFunction):
     @staticmethod
     def forward(ctx: Any, visit: Visit, anchor: Tensor, tokens: Tensor, probs: Tensor) -> tuple[Tensor, ...]:
         ctx.visit = visit

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from relibra.agent.homes.guard import WeightGuard
 from relibra.agent.homes.homes import Homes
 from relibra.agent.homes.replaced_method import replace_method
-from relibra.agent.placement import Placement
 from relibra.errors import Unsupported
+from relibra.planning.places import Placement
 
 Check = Callable[[str], None]
 """Raises if what it is given, the name of a method, would read or write experts by place while they are elsewhere."""

@@ -15,9 +15,9 @@ from torch import Tensor
 from relibra.agent.experts import Experts
 from relibra.agent.groups import Seat
 from relibra.agent.homes.optimizer_state import OptimizerState
-from relibra.agent.placement import Move
 from relibra.errors import RelibraError
-from relibra.kernels import ALIGNMENT_BYTES, packed_size_bytes
+from relibra.kernels import ALIGNMENT_BYTES
+from relibra.planning.places import WHOLE, Move, Part
 
 Ranges = Mapping[tuple[int, int], NDArray[np.int64]]
 """(layer, home slot) -> the range (start, stop) that a rank owns of each of the K parameters, int64 `[K, 2]`."""
@@ -54,10 +54,17 @@ class ExpertTensors:
             dist.all_gather_object(ranges_by_rank, own, group=stage)
         return cls(experts, state, ranges_by_rank, seats)
 
-    @property
-    def expert_bytes(self) -> int:
-        """The largest size of an expert of this rank in messages, with the state that exists now; 0 without experts."""
+    def piece_bytes(self, num_pieces: int) -> int:
+        """The largest size of an expert's piece in messages, with the state that exists now; 0 without experts."""
         num_groups = len({seat.ep_group for seat in self._seats})
+
+        def size_bytes(tensor: Tensor) -> int:
+            # Tensors for several groups are padded separately.
+            return (
+                -(-_rows(tensor) // num_pieces) * (tensor.nbytes // max(1, _rows(tensor)))
+                + num_groups * ALIGNMENT_BYTES
+            )
+
         tensors_of_experts = (
             [
                 tensor
@@ -67,14 +74,15 @@ class ExpertTensors:
             for of_layer in self._experts.values()
             for slot in of_layer.parameters
         )
-        # The parts of an expert for several groups are padded separately, and every message has a checksum.
+        # Every message has a checksum.
         return max(
-            (
-                packed_size_bytes(tensors) + num_groups * (len(tensors) + 1) * ALIGNMENT_BYTES
-                for tensors in tensors_of_experts
-            ),
-            default=0,
+            (sum(map(size_bytes, tensors)) + num_groups * ALIGNMENT_BYTES for tensors in tensors_of_experts), default=0
         )
+
+    def touching(self, moves: Sequence[Move], rank: int) -> list[Move]:
+        """Return, in order, the moves to and from a rank of the stage."""
+        ep_rank = self._seats[rank].ep_rank
+        return [move for move in moves if ep_rank in (move.source_rank, move.destination_rank)]
 
     def outgoing(self, moves: Sequence[Move], sender: int, receiver: int) -> list[Move]:
         """Return, in order, the moves that need a message from `sender` to `receiver`, two ranks of the stage."""
@@ -87,9 +95,9 @@ class ExpertTensors:
         ]
 
     def tensors(self, move: Move, sender: int, receiver: int, *, at_source: bool) -> list[Tensor]:
-        """Return the tensors that `move` carries from `sender` to `receiver`, on this rank, which is one of the two.
+        """Return what `move` carries from `sender` to `receiver`, on this rank, which is one of the two.
 
-        They may be on the device or on the host.
+        The tensors are views if the move carries a part of an expert. They may be on the device or on the host.
 
         Raises:
             RelibraError: a part of some state would travel without its scale; see `OptimizerState.check_scales`.
@@ -115,7 +123,7 @@ class ExpertTensors:
                 tensors += [
                     tensor[start - first : stop - first] for tensor in self._state.tensors_of(parameter)
                 ] + scales
-        return tensors
+        return tensors if move.part == WHOLE else [_cut(tensor, move.part) for tensor in tensors]
 
     def _shares_state(self, move: Move, sender: int, receiver: int) -> bool:
         overlap_K2 = self._overlap(move, sender, receiver)
@@ -131,6 +139,17 @@ class ExpertTensors:
             ],
             axis=1,
         )
+
+
+def _rows(tensor: Tensor) -> int:
+    """Return in how many rows a tensor can be cut without a copy."""
+    return tensor.numel() if tensor.is_contiguous() else len(tensor)
+
+
+def _cut(tensor: Tensor, part: Part) -> Tensor:
+    """Return the view of a part of a tensor. A tensor with fewer rows than pieces is in the last pieces."""
+    rows = tensor.view(-1) if tensor.is_contiguous() else tensor
+    return rows[len(rows) * part.start // part.of : len(rows) * part.stop // part.of]
 
 
 def owned_ranges(experts: Mapping[int, Experts], state: OptimizerState) -> Ranges:

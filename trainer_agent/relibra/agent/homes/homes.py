@@ -12,11 +12,11 @@ from relibra.agent.homes.expert_tensors import ExpertTensors
 from relibra.agent.homes.guard import check_memory
 from relibra.agent.homes.optimizer_state import OptimizerState, WeightsAlone
 from relibra.agent.homes.reorder import reorder
-from relibra.agent.homes.waves import experts_within, waves_of
-from relibra.agent.placement import Move, Placement
-from relibra.agent.plans.agreement import least, together
+from relibra.agent.plans.agreement import gather_numbers, together
 from relibra.agent.transport import ProcessGroupTransport
 from relibra.errors import RelibraError
+from relibra.planning.places import Move, Placement
+from relibra.planning.waves import WaveSize, most_pieces, num_pieces, waves_of
 
 log = logging.getLogger(__name__)
 
@@ -196,12 +196,13 @@ class Homes:
         )
         if gone is not None:
             return 0, gone
-        own_limit = experts_within(self._buffer_bytes, tensors.expert_bytes)
-        limit = least(own_limit, "agreeing on the size of a wave", self._groups.everyone)
+        size = self._wave_size(tensors)
+        groups = self._groups
+        waves = waves_of(moves, groups.topology.stage_layers, groups.stage_index, size, groups.node_size)
         self._placement = None
         try:
             return reorder(
-                waves_of(moves, self._groups.topology.stage_layers, self._groups.stage_index, limit),
+                waves,
                 tensors,
                 transport=self._transport,
                 everyone=self._groups.everyone,
@@ -210,3 +211,12 @@ class Homes:
         finally:
             for of_layer in self._experts.values():
                 of_layer.forget_quantized()
+
+    def _wave_size(self, tensors: ExpertTensors) -> WaveSize:
+        """Collective: return what waves have room for, on the rank with the largest experts."""
+
+        def of_all(mine: int) -> list[int]:
+            return gather_numbers(mine, "agreeing on the size of a wave", self._groups.everyone)
+
+        pieces = max(of_all(num_pieces(self._buffer_bytes, tensors.piece_bytes(1))))
+        return WaveSize(pieces, min(of_all(most_pieces(self._buffer_bytes, tensors.piece_bytes(pieces)))))

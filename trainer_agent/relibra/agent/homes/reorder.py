@@ -3,26 +3,27 @@
 A reorder runs between `optimizer.step()` and the next forward. It does not move gradients, because they are zeroed or
 overwritten before the next backward.
 
-Every wave is staged into buffers, exchanged and verified. Ranks write the experts of a wave into their slots only after
-all ranks of the job have verified theirs, and keep the old contents packed until all ranks have written. If a rank
-fails, all ranks put the old contents back and undo the previous waves.
+Every wave is packed, exchanged and verified, and ranks write its experts into their slots only after all ranks of the
+job have verified theirs. All ranks agree once in a wave: on its experts, and on whether the wave before was written. So
+the old contents of that wave stay packed until then. If a rank fails, all ranks put them back, and undo the waves
+before.
 """
 
-import functools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from relibra.agent.homes.expert_tensors import ExpertTensors
-from relibra.agent.homes.waves import Wave, inverse
-from relibra.agent.placement import Move
+from relibra.agent.homes.transfer import Transfer
 from relibra.agent.plans.agreement import together
-from relibra.agent.transport import ExpertTransport, Parcel, peers_by_round
+from relibra.agent.transport import ExpertTransport
 from relibra.errors import RelibraError
-from relibra.kernels import expert_checksum, expert_pack, expert_unpack, packed_size_bytes
+from relibra.planning.waves import Wave, inverse
+
+_ADVICE = "do not use or save the weights in memory; restart from the last checkpoint"
 
 
 @torch.no_grad()
@@ -46,145 +47,72 @@ def reorder(
     Raises:
         RelibraError: a move failed and the experts could not be put back, or a rank is gone. No rank may continue.
     """
-    carry_out = functools.partial(
-        _carry_out, expert_tensors=expert_tensors, transport=transport, everyone=everyone, device=device
-    )
-    sent_bytes, done = 0, list[Wave]()
-    for wave in waves:
-        sent, failure = carry_out(wave)
-        if failure is None:
-            sent_bytes += sent
-            done.append(wave)
-            continue
-        for previous in reversed(done):
-            _, again = carry_out(inverse(previous))
-            if again is not None:
-                raise RelibraError(f"experts are between two placements: {failure}, and undoing it: {again}; {_ADVICE}")
-        return 0, failure
-    return sent_bytes, None
+    memory = list[Tensor]()
 
+    def carry_out(waves: Sequence[Wave]) -> tuple[int, int, str | None]:
+        transfers = list[Transfer]()
 
-_ADVICE = "do not use or save the weights in memory; restart from the last checkpoint"
+        def make_room() -> None:
+            transfers.extend(Transfer(wave, expert_tensors, transport, device) for wave in waves)
+            size_bytes = max((transfer.size_bytes for transfer in transfers), default=0)
+            if not memory:  # the way back needs no more
+                memory.extend(torch.empty(size_bytes, dtype=torch.uint8, device=device) for _ in range(3))
+
+        failure = together(make_room, "making room for experts", everyone)
+        if failure is not None:
+            return 0, 0, failure
+        num_done, failure = _carry_out(transfers, memory, everyone)
+        return sum(transfer.sent_bytes for transfer in transfers), num_done, failure
+
+    sent_bytes, num_done, failure = carry_out(waves)
+    if failure is None:
+        return sent_bytes, None
+    if num_done:
+        _, _, again = carry_out([inverse(wave) for wave in waves[:num_done][::-1]])
+        if again is not None:
+            raise RelibraError(f"experts are between two placements: {failure}, and undoing it: {again}; {_ADVICE}")
+    return 0, failure
 
 
 def _carry_out(
-    wave: Wave,
-    *,
-    expert_tensors: ExpertTensors,
-    transport: ExpertTransport,
-    everyone: dist.ProcessGroup,
-    device: torch.device,
+    transfers: Sequence[Transfer], memory: Sequence[Tensor], everyone: dist.ProcessGroup
 ) -> tuple[int, str | None]:
-    """Return the bytes this rank sent, and None if all ranks have written the wave, else why none has."""
-    transfer = Transfer(wave, expert_tensors, transport, device)
-    attempt = functools.partial(together, group=everyone)
-    failure = attempt(transfer.stage, "staging experts") or attempt(transfer.exchange, "exchanging experts")
-    if failure is not None:
-        return 0, failure
-    failure = attempt(transfer.commit, "writing experts")
-    if failure is not None:
-        again = attempt(transfer.restore, "putting experts back")
-        if again is not None:
-            raise RelibraError(f"experts are between two placements: {failure}, {again}; {_ADVICE}")
-    return transfer.sent_bytes, failure
+    """Carry out transfers until one fails; return how many are written on all ranks, and why the next one is not.
+
+    Args:
+        transfers: one after the other.
+        memory: room for what a transfer receives, and twice for what it sends.
+        everyone: all ranks of the job.
+
+    Raises:
+        RelibraError: some ranks have written a transfer that failed on others, and its experts could not be put back.
+    """
+    arrived, *sent = memory
+    before: Transfer | None = None
+    for i, transfer in enumerate([*transfers, None]):
+        if transfer is not None:
+            transfer.place(sent[i % 2], arrived)
+        failure = together(partial(_go_on, before, transfer), "moving experts", everyone)
+        if failure is None:
+            before = transfer
+            continue
+        if before is not None:
+            again = together(before.restore, "putting experts back", everyone)
+            if again is not None:
+                raise RelibraError(f"experts are between two placements: {failure}, {again}; {_ADVICE}")
+        return max(0, i - 1), failure
+    return len(transfers), None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Message:
-    """The packed experts that one rank sends to another: a checksum for each move, then the tensors of each move."""
-
-    moves: Sequence[Move]
-    tensors: Sequence[Sequence[Tensor]]
-    """The tensors of each move on this rank, where its data comes from or goes to."""
-    buffer: Tensor
-
-    @property
-    def checksums(self) -> Tensor:
-        """The checksums, int64 `[moves]`, as a view of the buffer."""
-        return self.buffer[: 8 * len(self.moves)].view(torch.int64)
-
-    def parts(self) -> Iterator[tuple[Tensor, Sequence[Tensor], Tensor]]:
-        """Yield for each move its packed tensors, its tensors, and the checksum of the packed ones."""
-        offset = packed_size_bytes([self.checksums])
-        for move, tensors in zip(self.moves, self.tensors, strict=True):
-            size_bytes = packed_size_bytes(tensors)
-            packed = self.buffer[offset : offset + size_bytes]
-            # The salt detects an expert that arrives undamaged in the place of another.
-            yield packed, tensors, expert_checksum(packed, salt=(move.layer << 32) + move.expert)
-            offset += size_bytes
-
-
-class Transfer:
-    """The transfer of one wave on one rank: `stage`, `exchange`, `commit`, and `restore` if a rank failed to commit."""
-
-    def __init__(
-        self, wave: Wave, expert_tensors: ExpertTensors, transport: ExpertTransport, device: torch.device
-    ) -> None:
-        self._wave, self._expert_tensors, self._transport, self._device = wave, expert_tensors, transport, device
-        self._sends: dict[int, _Message] = {}
-        self._receives: dict[int, _Message] = {}
-        self.sent_bytes = 0
-
-    def stage(self) -> None:
-        """Pack all outgoing experts and make room for all incoming ones, in the order in which they travel."""
-        rank = self._transport.rank
-        for ahead, behind in [(rank, rank), *peers_by_round(rank, self._transport.num_ranks)]:
-            leaving = self._expert_tensors.outgoing(self._wave, rank, ahead)
-            if leaving:
-                self._sends[ahead] = self._pack(leaving, rank, ahead)
-            arriving = self._expert_tensors.outgoing(self._wave, behind, rank)
-            if arriving:
-                self._receives[behind] = self._make_room(arriving, behind, rank)
-
-    def exchange(self) -> None:
-        """Send and receive, and check the received experts against their checksums.
-
-        Raises:
-            RelibraError: a peer is gone, or an expert arrived damaged.
-        """
-        rank = self._transport.rank
-        if rank in self._receives:
-            self._receives[rank].buffer.copy_(self._sends[rank].buffer)
-        sends, receives = (
-            [Parcel(peer, message.buffer) for peer, message in messages.items() if peer != rank]
-            for messages in (self._sends, self._receives)
-        )
-        self._transport.start(sends, receives).wait()
-        self.sent_bytes = sum(parcel.tensor.nbytes for parcel in sends)
-        self._verify()
-
-    def _verify(self) -> None:
-        for peer, message in self._receives.items():
-            actual = torch.stack([checksum for _, _, checksum in message.parts()])
-            for i in torch.nonzero(actual != message.checksums).flatten().tolist():
-                move = message.moves[i]
-                raise RelibraError(f"expert {move.expert} of MoE layer {move.layer} arrived damaged from rank {peer}")
-
-    def commit(self) -> None:
-        """Write the received experts into their slots."""
-        _write(self._receives)
-
-    def restore(self) -> None:
-        """Write the packed experts back into the slots they came from."""
-        _write(self._sends)
-
-    def _pack(self, moves: Sequence[Move], sender: int, receiver: int) -> _Message:
-        tensors = [self._expert_tensors.tensors(move, sender, receiver, at_source=True) for move in moves]
-        header = torch.zeros(len(moves), dtype=torch.int64, device=self._device)
-        buffer = expert_pack([header, *(tensor for of_expert in tensors for tensor in of_expert)], self._device)
-        message = _Message(moves=moves, tensors=tensors, buffer=buffer)
-        message.checksums.copy_(torch.stack([checksum for _, _, checksum in message.parts()]))
-        return message
-
-    def _make_room(self, moves: Sequence[Move], sender: int, receiver: int) -> _Message:
-        tensors = [self._expert_tensors.tensors(move, sender, receiver, at_source=False) for move in moves]
-        header = torch.zeros(len(moves), dtype=torch.int64, device=self._device)
-        size_bytes = packed_size_bytes([header, *(tensor for of_expert in tensors for tensor in of_expert)])
-        buffer = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
-        return _Message(moves=moves, tensors=tensors, buffer=buffer)
-
-
-def _write(messages: dict[int, _Message]) -> None:
-    for message in messages.values():
-        for packed, tensors, _ in message.parts():
-            expert_unpack(packed, tensors)
+def _go_on(before: Transfer | None, transfer: Transfer | None) -> None:
+    """Write a transfer that all ranks have verified, and bring the experts of the next one into the buffers."""
+    try:
+        if before is not None:
+            before.commit()
+        if transfer is not None:
+            transfer.stage()
+    finally:
+        if transfer is not None:
+            transfer.exchange()  # after a failure, too, because its peers wait
+    if transfer is not None:
+        transfer.verify()

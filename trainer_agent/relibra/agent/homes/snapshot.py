@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relibra.agent.homes.replaced_method import replace_method
-from relibra.agent.placement import Placement
+from relibra.planning.places import Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ def check_dispatcher(dispatcher: Any, num_experts_per_rank: int, cluster: Cluste
         raise refuse(
             f"a dispatcher of type {type(dispatcher).__name__}", "megatron's own 'alltoall', 'allgather' or 'flex'"
         )
-    manager = _manager(dispatcher)
+    manager = manager_of(dispatcher)
     if isinstance(dispatcher, MoEFlexTokenDispatcher) and not (_is(manager, _DEEPEP) or _is(manager, _HYBRIDEP)):
         raise refuse(
             f"a flex dispatcher with a manager of type {type(manager).__name__}",
@@ -72,16 +72,16 @@ def over_slots(plain: Any, config: Any, first_slot: int, slots_per_rank: int, nu
     dispatcher = type(plain)(slots_per_rank, slots, config=config, pg_collection=_GroupsOf(plain))
     if plain.shared_experts is not None:  # with moe_shared_expert_overlap, they run inside the dispatcher
         dispatcher.set_shared_experts(plain.shared_experts)
-    if _is(_manager(dispatcher), _DEEPEP):
-        hand_over_copies(_manager(dispatcher))
+    if _is(manager_of(dispatcher), _DEEPEP):
+        hand_over_copies(manager_of(dispatcher))
     return dispatcher
 
 
 def use_groups_of(plain: Any, dispatcher: Any) -> None:
     """Let `dispatcher` use the groups that `plain` has now: a framework may have created its groups again."""
     vars(dispatcher).update({name: getattr(plain, name) for name in _GROUPS})
-    if (manager := _manager(dispatcher)) is not None:
-        manager.group = _manager(plain).group
+    if (manager := manager_of(dispatcher)) is not None:
+        manager.group = manager_of(plain).group
 
 
 def hand_over_copies(manager: Any) -> None:
@@ -98,9 +98,14 @@ def hand_over_copies(manager: Any) -> None:
     manager.setup_metadata = setup_metadata
 
 
-def _manager(dispatcher: Any) -> Any:
+def manager_of(dispatcher: Any) -> Any:
     """Return what a flex dispatcher dispatches with, or None for another dispatcher."""
     return getattr(dispatcher, "_comm_manager", None)
+
+
+def is_hybridep(dispatcher: Any) -> bool:
+    """Return whether a dispatcher is HybridEP."""
+    return _is(manager_of(dispatcher), _HYBRIDEP)
 
 
 def _is(manager: Any, name: str) -> bool:

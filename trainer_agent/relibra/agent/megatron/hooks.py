@@ -14,6 +14,7 @@ from relibra.agent.cells.micro_batch import current_of_any, running
 from relibra.agent.cells.replay import MicroBatchReplay, experts_to_replay
 from relibra.agent.homes.checkpoint import logical_sharded_state_dict
 from relibra.agent.megatron.dispatchers import over_slots, use_groups_of
+from relibra.agent.megatron.known_shapes import dispatch_ranks, take_shapes
 from relibra.agent.megatron.layers import router_of
 from relibra.planning import Cluster
 
@@ -29,6 +30,8 @@ def install(layer: Any, chunk: nn.Module, execution: LayerExecution, cluster: Cl
     first_slot = layer.ep_group.rank() * slots_per_rank
     plain_dispatcher = layer.token_dispatcher
     physical_dispatcher = over_slots(plain_dispatcher, layer.config, first_slot, slots_per_rank, cluster.num_ranks)
+    execution.look_ahead.dispatch_ranks = dispatch_ranks(plain_dispatcher, layer.config, layer.ep_group.rank())
+    keep_shapes = [take_shapes(each, execution.shapes) for each in (plain_dispatcher, physical_dispatcher)]
     plain_preprocess, plain_forward = layer.preprocess, layer.experts.forward
     router = router_of(layer)
     has_replay, plain_replay = hasattr(router, "router_replay"), getattr(router, "router_replay", None)
@@ -66,6 +69,8 @@ def install(layer: Any, chunk: nn.Module, execution: LayerExecution, cluster: Cl
 
     def restore() -> None:
         layer.token_dispatcher = plain_dispatcher
+        for forget in keep_shapes:
+            forget()
         if has_replay:
             router.router_replay = plain_replay
         del layer.preprocess, layer.experts.forward

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from relibra.agent.transport.lost_ranks import noticing_death
+from relibra.errors import RelibraError
 from relibra.planning import Cause, Phase, PlanId
 
 log = logging.getLogger(__name__)
@@ -162,33 +163,38 @@ def exchange(offer: Offer, group: dist.ProcessGroup) -> list[Offer]:
     return [Offer.from_tensor(of_rank) for of_rank in gather_tensors(offer.to_tensor(), "agreeing on a plan", group)]
 
 
+class Consequence(RelibraError):
+    """An error that may follow from the failure of another rank."""
+
+
 def together(action: Callable[[], None], what: str, group: dist.ProcessGroup) -> str | None:
     """Collective: run `action` on every rank. Return None if it succeeded on all ranks, else who failed and why.
 
     An exception of `action` is caught, so that every rank reaches the collective. The returned text names the failed
-    ranks and, of the errors, that of this rank.
+    ranks and, of the errors, that of this rank. Ranks with a `Consequence` count only where no rank failed otherwise.
 
     Raises:
         RelibraError: a rank did not take part in time.
     """
-    own = ""
+    own, gravity = "", 0
     try:
         action()
     except Exception as error:
         log.exception("%s failed", what)
-        own = f" (this rank: {type(error).__name__}: {error})"
-    mine = torch.tensor([bool(own)], dtype=torch.int64, device="cpu")
-    failed = [rank for rank, has_failed in enumerate(gather_tensors(mine, f"{what}{own}", group)) if has_failed.item()]
-    return f"{what} failed on {names_of(failed)}{own}" if failed else None
+        own, gravity = f" (this rank: {type(error).__name__}: {error})", 1 if isinstance(error, Consequence) else 2
+    gravities = gather_numbers(gravity, f"{what}{own}", group)
+    worst = max(gravities)
+    failed = [rank for rank, of_rank in enumerate(gravities) if of_rank == worst]
+    return f"{what} failed on {names_of(failed)}{own if gravity == worst else ''}" if worst else None
 
 
-def least(mine: int, what: str, group: dist.ProcessGroup) -> int:
-    """Collective: return the smallest of all ranks' numbers.
+def gather_numbers(mine: int, what: str, group: dist.ProcessGroup) -> list[int]:
+    """Collective: return the numbers of all ranks, by rank.
 
     Raises:
         RelibraError: a rank did not take part in time.
     """
-    return min(int(of_rank.item()) for of_rank in gather_tensors(torch.tensor([mine], device="cpu"), what, group))
+    return [int(of_rank) for of_rank in gather_tensors(torch.tensor(mine, device="cpu"), what, group)]
 
 
 def gather_tensors(mine: torch.Tensor, what: str, group: dist.ProcessGroup) -> list[torch.Tensor]:

@@ -24,6 +24,8 @@ class ForetoldPhases:
         """The phases of which this rank's replay told almost all that routers chose, in the last step with replicas."""
         self.untold: frozenset[Phase] = frozenset()
         """The phases of which it did not."""
+        self.exact: frozenset[Phase] = frozenset()
+        """The phases of which it told all, so that dispatchers may rely on it if all ranks say so."""
         self.agreed: frozenset[Phase] = frozenset()
         """The phases of the open step that gather ahead."""
         self._has_said = False
@@ -34,11 +36,12 @@ class ForetoldPhases:
         foretold = empty.union(*(offer.foretold for offer in offers))
         self.agreed = foretold.difference(*(offer.untold for offer in offers))
 
-    def note(self, phase: Phase, is_close: bool | None, step: int) -> None:
-        """Remember whether a replay told almost all that routers chose in a phase; None if it had no replicas."""
+    def note(self, phase: Phase, is_close: bool | None, step: int, *, is_exact: bool = False) -> None:
+        """Remember whether a replay told almost all that routers chose in a phase, or all; None without replicas."""
         if is_close is None:
             return
         alone = frozenset((phase,))
+        self.exact = self.exact | alone if is_exact else self.exact - alone
         self.foretold = self.foretold | alone if is_close else self.foretold - alone
         self.untold = self.untold - alone if is_close else self.untold | alone
         if phase in self.agreed and not is_close and not self._has_said:

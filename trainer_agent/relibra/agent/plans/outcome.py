@@ -125,7 +125,7 @@ class PhaseRecord:
     def take_refusal(self) -> Unsupported | None:
         """Return the error of routing that had no effect since the last call. The host waits for the device."""
         given, self.given = self.given, GivenRouting()
-        return given.refusal()
+        return given.refusal() or self.counts_ahead.take_refusal()
 
     def report(self, pipeline: Sequence[int], everyone: dist.ProcessGroup, **numbers: int) -> ExecutionReport:
         """Collective over `pipeline`: return the report for the planner, which speaks for these ranks together.

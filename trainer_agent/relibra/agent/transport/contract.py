@@ -1,19 +1,22 @@
 """The promises of every transport. One test suite runs on each implementation.
 
+A *parcel* is some tensors that travel together: an expert, or the gradient of a replica.
+
+- **Routes.** A rank prepares its part of a transfer once, without its peers, and starts it any number of times.
 - **Order.** All ranks of the group call `start` equally often and in the same order, even with nothing to move. Within
   a call, the k-th parcel that a rank sends to a peer fills the k-th parcel that the peer receives from this rank.
   Several calls may be under way, and the caller may wait for them in any order. Parcels leave in the order of `sends`,
   as far as the transport has a choice.
-- **Sizes.** Both ends agree on shape and dtype. If a parcel does not have the size that the receiver expects, it is not
-  delivered, and the receiver fails as if the peer were gone. NCCL alone does not check sizes.
+- **Sizes.** Both ends agree on shapes and dtypes. If a tensor does not have the size that the receiver expects, it is
+  not delivered, and the receiver fails as if the peer were gone. NCCL alone does not check sizes.
 - **Places.** If `needs_places` is true, received tensors lie in memory that `memory` returned, and a send names the
-  place of its parcel there. This memory has the same layout on all ranks, so a sender names a place by its own tensor
-  at that place. A parcel whose size differs from its place is refused at the sender.
+  places of its parcel there. This memory has the same layout on all ranks, so a sender names a place by its own tensor
+  at that place. A tensor whose size differs from its place is refused at the sender.
 - **Relays.** If `relays` is true, a call may also send tensors that it receives; the transport sends them on as they
   arrive. Parcels that wait for each other in a circle would wait forever; `schedule` makes none.
 - **Ownership.** The caller owns all tensors. From `start` to the end of `wait`, the caller neither writes sent tensors
-  nor reads or writes received ones. The handle keeps the tensors alive; a transport keeps nothing after `wait`. While a
-  transfer fills memory, the transport refuses any other transfer of this memory.
+  nor reads or writes received ones. The handle keeps sent tensors alive; a transport keeps none of them after `wait`.
+  While a transfer fills memory, the transport refuses any other transfer of this memory.
 - **Streams.** On a GPU, the transfer comes after all work queued on the current stream before `start`, and work queued
   after `wait` comes after the transfer. The transfer itself need not run on the current stream.
 - **Abandoning.** A transfer cannot be cancelled. Before its memory is used again, somebody must wait for it.
@@ -41,15 +44,22 @@ class Copy(NamedTuple):
     """The redundant slot, counted from 0."""
 
 
-class Parcel(NamedTuple):
-    """One tensor to send or to fill."""
+class Send(NamedTuple):
+    """The way of a parcel that leaves."""
 
     peer: int
-    """The other rank, as an index within the group."""
-    tensor: Tensor
-    """A contiguous tensor."""
-    place: Tensor | None = None
-    """For a tensor to send, this rank's tensor at the place that the peer's tensor has, if the transport needs it."""
+    """The receiver, as an index within the group."""
+    places: Sequence[Tensor] | None = None
+    """This rank's tensors at the places that the peer's have, if the transport needs them."""
+
+
+class Receive(NamedTuple):
+    """A parcel that arrives."""
+
+    peer: int
+    """The sender, as an index within the group."""
+    tensors: Sequence[Tensor]
+    """The contiguous tensors to fill."""
 
 
 class Handle(Protocol):
@@ -60,6 +70,23 @@ class Handle(Protocol):
 
         Raises:
             RelibraError: a peer is gone.
+        """
+
+
+class Transfers(Protocol):
+    """The part of one rank in a transfer, as often as it is started."""
+
+    def start(self, sent: Sequence[Sequence[Tensor]]) -> Handle:
+        """Begin to send and to receive, and return at once.
+
+        Args:
+            sent: the contiguous tensors of each parcel that leaves. They may be other ones, or lie elsewhere, than at
+                the last start.
+
+        Raises:
+            RelibraError: a peer is gone.
+            InvalidInput: a transfer under way fills the memory of a tensor, or a tensor does not fit its place.
+            ValueError: a tensor is not contiguous.
         """
 
 
@@ -80,7 +107,7 @@ class ExpertTransport(Protocol):
 
     @property
     def needs_places(self) -> bool:
-        """Whether parcels arrive in memory of the transport, and sends name the place."""
+        """Whether parcels arrive in memory of the transport, and sends name the places."""
 
     @property
     def sent_bytes(self) -> int:
@@ -94,11 +121,10 @@ class ExpertTransport(Protocol):
             Unsupported: on all ranks, if one of them has too little memory.
         """
 
-    def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Handle:
-        """Begin to send and to receive, and return at once.
+    def prepare(self, sends: Sequence[Send], receives: Sequence[Receive]) -> Transfers:
+        """Return this rank's part of a transfer. The received tensors must stay where they are.
 
         Raises:
-            RelibraError: a peer is gone.
-            InvalidInput: a transfer under way fills the memory of a tensor, or a place is missing or wrong.
-            ValueError: a tensor is not contiguous.
+            InvalidInput: a place is missing or wrong, or two received tensors overlap.
+            ValueError: a received tensor is not contiguous.
         """

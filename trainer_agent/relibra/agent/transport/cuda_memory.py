@@ -9,7 +9,6 @@ import os
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,11 +16,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from relibra.agent.transport.cuda_stream import WORD_BYTES, CudaStream, WatchedStream
 from relibra.agent.transport.jointly import jointly
 from relibra.agent.transport.lost_ranks import noticing_death
+from relibra.agent.transport.symmetric_memory import Put, Wait
 from relibra.agent.transport.watch import Watch
 from relibra.errors import Unsupported
-from relibra.kernels.stream_wait import allow_beside_captures, own_stream, wait_until_at_least
+from relibra.kernels.context import Context, context, current_stream
+from relibra.kernels.stream_work import allow_beside_captures, own_stream
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +61,8 @@ class CudaMemory:
             dist.all_gather_object(uuids, str(torch.cuda.get_device_properties(device).uuid), group=group)
         jointly([("reach the GPUs of all peers", partial(_check_reach, device, uuids))], _MAPPING, group)
         num_words = 2 * self.num_ranks + 1
-        self._words = [memory.view(torch.uint32) for memory in self.allocate(4 * num_words)]
-        self._streams = list[_CudaStream]()
+        self._words = [memory.view(torch.int64) for memory in self.allocate(WORD_BYTES * num_words)]
+        self._streams = list[WatchedStream]()
         probe = num_words - 1
         jointly([("signal to the next rank", partial(self._signal_next, probe))], _MAPPING, group)
         jointly([("see the signal of the previous rank", partial(self._see_previous, probe))], _MAPPING, group)
@@ -78,84 +80,39 @@ class CudaMemory:
         peers = range(self.num_ranks)
         return [own if peer == self.rank else handle.get_buffer(peer, own.shape, own.dtype) for peer in peers]
 
-    def current_stream(self) -> "_CudaStream":
+    def current_stream(self) -> WatchedStream:
         """See `SymmetricMemory`."""
-        return self._watch(None)
-
-    def side_stream(self) -> "_CudaStream":
-        """See `SymmetricMemory`."""
-        return self._watch(own_stream(self._device))
-
-    def _watch(self, stream: torch.cuda.Stream | None) -> "_CudaStream":
-        self._streams.append(_CudaStream(self._device, self._words, self.rank, stream))
+        handle, read_words = partial(current_stream, self._device.index), partial(_read, self._words[self.rank])
+        self._streams.append(WatchedStream(*self._place(), handle, read_words))
         return self._streams[-1]
 
+    def side_stream(self) -> CudaStream:
+        """See `SymmetricMemory`."""
+        stream = own_stream(self._device).cuda_stream
+        return CudaStream(*self._place(), lambda: stream)
+
+    def _probing_stream(self) -> CudaStream:
+        return CudaStream(*self._place(), partial(current_stream, self._device.index))
+
+    def _place(self) -> tuple[Context, Sequence[int], int]:
+        return context(self._device.index), [words.data_ptr() for words in self._words], self.rank
+
     def _signal_next(self, probe: int) -> None:
-        _write(self._words[(self.rank + 1) % self.num_ranks], probe, 1)
+        self._probing_stream().prepare([Put((self.rank + 1) % self.num_ranks, probe, 1)])(0)
         torch.cuda.synchronize(self._device)
 
     def _see_previous(self, probe: int) -> None:
         if int(self._words[self.rank].cpu()[probe]) != 1:
             raise RuntimeError("it did not arrive")
-        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        _CudaStream(self._device, self._words, self.rank, side).wait_signal(probe, 1)
+        self._probing_stream().prepare([Wait(probe, 1)])(0)
         torch.cuda.synchronize(self._device)
 
 
-class _CudaStream:
-    """A stream of its own, or with None whichever is the current one."""
-
-    def __init__(
-        self, device: torch.device, words: Sequence[Tensor], rank: int, stream: torch.cuda.Stream | None
-    ) -> None:
-        self._device, self._side, self._words, self._own = device, stream, words, words[rank]
-        self._awaited = dict[int, int]()
-        self.last_mark: _CudaMark | None = None
-
-    @property
-    def _stream(self) -> torch.cuda.Stream:
-        return self._side or torch.cuda.current_stream(self._device)
-
-    def follow(self) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-
-    def copy(self, into: Tensor, source: Tensor) -> None:
-        with torch.cuda.stream(self._side):
-            into.copy_(source, non_blocking=True)
-
-    def put_signal(self, peer: int, word: int, value: int) -> None:
-        with torch.cuda.stream(self._side):
-            _write(self._words[peer], word, value)
-
-    def wait_signal(self, word: int, value: int) -> None:
-        self._awaited[word] = value
-        wait_until_at_least(self._stream, self._own.data_ptr() + self._own.itemsize * word, value)
-
-    def mark(self) -> "_CudaMark":
-        self.last_mark = _CudaMark(self._stream.record_event(), self._own, dict(self._awaited))
-        return self.last_mark
-
-
-@dataclass(frozen=True, slots=True)
-class _CudaMark:
-    event: torch.cuda.Event
-    words: Tensor
-    awaited: dict[int, int]
-
-    def wait(self) -> None:
-        torch.cuda.current_stream(self.words.device).wait_event(self.event)
-
-    def is_over(self) -> bool:
-        return bool(self.event.query())  # type: ignore[no-untyped-call]
-
-    def late_peers(self) -> list[int]:
-        # The streams of the training wait for this mark, so the words are read on a stream of their own.
-        with torch.cuda.stream(torch.cuda.Stream(self.words.device)):  # type: ignore[no-untyped-call]
-            now = self.words.cpu().tolist()
-        num_ranks = len(now) // 2
-        return sorted(
-            {word % num_ranks for word, value in self.awaited.items() if (now[word] - value) % 2**32 >= 2**31}
-        )
+def _read(words: Tensor) -> list[int]:
+    # The streams of the training wait, so the words are read on a stream of their own.
+    with torch.cuda.stream(torch.cuda.Stream(words.device)):  # type: ignore[no-untyped-call]
+        now: list[int] = words.cpu().tolist()
+    return now
 
 
 def obstacle(torch_version: tuple[int, int], cuda: str | None, backend: str | None, capability: tuple[int, int]) -> str:
@@ -228,9 +185,3 @@ def _several_ranks_per_device_index() -> Iterator[None]:
             del os.environ[_SAME_DEVICES]
         else:
             os.environ[_SAME_DEVICES] = before
-
-
-def _write(words: Tensor, word: int, value: int) -> None:
-    from torch._C._distributed_c10d import _SymmetricMemory
-
-    _SymmetricMemory.stream_write_value32(words, word, value)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from relibra.agent.transport.contract import Copy, ExpertTransport, Handle, Parcel
+from relibra.agent.transport.contract import Copy, ExpertTransport, Handle, Receive, Send, Transfers
 from relibra.agent.transport.host import HostPulls, Pull
 from relibra.agent.transport.schedule import transfer_schedule
 
@@ -36,11 +36,10 @@ class Fetch(NamedTuple):
     The tensors must stay the same objects. Their memory may change between two calls.
     """
 
-    transport: ExpertTransport
-    sends: Sequence[Parcel]
-    receives: Sequence[Parcel]
-    host: HostPulls | None
-    pulls: Sequence[Pull]
+    transfers: Transfers
+    sent: Sequence[Sequence[Tensor]]
+    host: HostPulls | None = None
+    pulls: Sequence[Pull] = ()
 
     @classmethod
     def of(
@@ -60,37 +59,39 @@ class Fetch(NamedTuple):
             slot: returns the weights of a redundant slot.
             frozen: the place of the weights in host memory, if they are there.
         """
-        rank, sends, receives = transport.rank, list[Parcel](), list[Parcel]()
+        rank, sends, sent, receives = transport.rank, list[Send](), list[Sequence[Tensor]](), list[Receive]()
+
+        def send(copy: Copy, tensors: Sequence[Tensor]) -> None:
+            sends.append(Send(copy.destination_rank, slot(copy.destination_slot) if transport.needs_places else None))
+            sent.append(tensors)
+
         if frozen is None and not transport.relays:
             leaving, arriving = _turns([(c.source_rank, c.destination_rank) for c in copies], rank, transport.num_ranks)
             for copy in (copies[i] for i in leaving):
-                places = slot(copy.destination_slot) if transport.needs_places else None
-                sends += _parcels(copy.destination_rank, home(copy.source_slot), places)
-            for copy in (copies[i] for i in arriving):
-                receives += _parcels(copy.source_rank, slot(copy.destination_slot))
-            return cls(transport, sends, receives, None, ())
+                send(copy, home(copy.source_slot))
+            receives += [Receive(copies[i].source_rank, slot(copies[i].destination_slot)) for i in arriving]
+            return cls(transport.prepare(sends, receives), sent)
         schedule = transfer_schedule(copies, relays=transport.relays, host_speed=frozen.speed if frozen else 0.0)
         for hop in schedule.hops:
             copy = copies[hop.copy]
             if hop.sender == rank:
                 relayed = hop.sent_copy
-                tensors = home(copy.source_slot) if relayed is None else slot(copies[relayed].destination_slot)
-                places = slot(copy.destination_slot) if transport.needs_places else None
-                sends += _parcels(copy.destination_rank, tensors, places)
+                send(copy, home(copy.source_slot) if relayed is None else slot(copies[relayed].destination_slot))
             if copy.destination_rank == rank:
-                receives += _parcels(hop.sender, slot(copy.destination_slot))
+                receives.append(Receive(hop.sender, slot(copy.destination_slot)))
+        transfers = transport.prepare(sends, receives)
         if frozen is None:
-            return cls(transport, sends, receives, None, ())
+            return cls(transfers, sent)
         pulled = [copies[i] for i in schedule.from_host if copies[i].destination_rank == rank]
         pulls = [
             Pull(copy.source_rank, frozen.first_expert + copy.source_slot, slot(copy.destination_slot))
             for copy in pulled
         ]
-        return cls(transport, sends, receives, frozen.host, pulls)
+        return cls(transfers, sent, frozen.host, pulls)
 
     def start(self) -> list[Handle]:
         """Begin the transfers."""
-        handles: list[Handle] = [self.transport.start(self.sends, self.receives)]
+        handles: list[Handle] = [self.transfers.start(self.sent)]
         if self.host is not None and self.pulls:
             handles.append(self.host.start(self.pulls))
         return handles
@@ -102,11 +103,9 @@ class Return(NamedTuple):
     The memory in which they arrive must stay the same tensors.
     """
 
-    transport: ExpertTransport
-    leaving: Sequence[tuple[int, int, Sequence[Tensor] | None]]
-    """The home rank and the redundant slot of each replica on this rank, and its places there if the transport needs
-    them."""
-    receives: Sequence[Parcel]
+    transfers: Transfers
+    slots: Sequence[int]
+    """The redundant slot of each replica on this rank, in the order in which gradients leave."""
 
     @classmethod
     def of(cls, transport: ExpertTransport, copies: tuple[Copy, ...], arrival: Tensors) -> "Return":
@@ -119,14 +118,9 @@ class Return(NamedTuple):
         """
         ends = [(copy.destination_rank, copy.source_rank) for copy in copies]
         leaving, arriving = _turns(ends, transport.rank, transport.num_ranks)
-        return cls(
-            transport,
-            [
-                (copies[i].source_rank, copies[i].destination_slot, arrival(i) if transport.needs_places else None)
-                for i in leaving
-            ],
-            [parcel for i in arriving for parcel in _parcels(copies[i].destination_rank, arrival(i))],
-        )
+        sends = [Send(copies[i].source_rank, arrival(i) if transport.needs_places else None) for i in leaving]
+        receives = [Receive(copies[i].destination_rank, arrival(i)) for i in arriving]
+        return cls(transport.prepare(sends, receives), [copies[i].destination_slot for i in leaving])
 
     def start(self, slot: Tensors) -> Handle:
         """Begin the transfers.
@@ -134,10 +128,7 @@ class Return(NamedTuple):
         Args:
             slot: returns the gradients of a redundant slot.
         """
-        sends = list[Parcel]()
-        for home, of_slot, places in self.leaving:
-            sends += _parcels(home, slot(of_slot), places)
-        return self.transport.start(sends, self.receives)
+        return self.transfers.start([slot(each) for each in self.slots])
 
 
 def _turns(ends: Sequence[tuple[int, int]], rank: int, num_ranks: int) -> tuple[list[int], list[int]]:
@@ -148,9 +139,3 @@ def _turns(ends: Sequence[tuple[int, int]], rank: int, num_ranks: int) -> tuple[
     leaving = sorted(((receiver - rank) % num_ranks, i) for i, (sender, receiver) in enumerate(ends) if sender == rank)
     arriving = sorted(((rank - sender) % num_ranks, i) for i, (sender, receiver) in enumerate(ends) if receiver == rank)
     return [i for _, i in leaving], [i for _, i in arriving]
-
-
-def _parcels(peer: int, tensors: Sequence[Tensor], places: Sequence[Tensor] | None = None) -> list[Parcel]:
-    if places is None:
-        return [Parcel(peer, tensor) for tensor in tensors]
-    return [Parcel(peer, tensor, place) for tensor, place in zip(tensors, places, strict=True)]

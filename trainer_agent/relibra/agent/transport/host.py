@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from relibra.agent.transport.claims import Claim, Claims
+from relibra.agent.transport.claims import Claim, Claims, Memory
 from relibra.agent.transport.contract import Handle
 from relibra.agent.transport.lost_ranks import noticing_death
 from relibra.agent.transport.pins import Pins
 from relibra.agent.transport.shared_memory import shared_blocks
 from relibra.errors import InvalidInput, RelibraError
 from relibra.kernels.packed import packed_size_bytes, packed_views
-from relibra.kernels.stream_wait import own_stream
+from relibra.kernels.stream_work import own_stream
 
 
 class Pull(NamedTuple):
@@ -113,7 +113,8 @@ class HostWeights:
                 raise InvalidInput.of("pull.into", expected=f"tensors of {want}", got=got)
             self._pin(pull.peer, pull.expert)
             pairs += zip(pull.into, source, strict=True)
-        claim = self._claims.take([], [into for into, _ in pairs])
+        claim = Claim(Memory.of([]), Memory.to_fill([into for into, _ in pairs]))
+        self._claims.take(claim)
         self._num_under_way += 1
         return _Pulled(self, claim, pairs)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from relibra.agent.transport.contract import ExpertTransport, Parcel
+from relibra.agent.transport.contract import ExpertTransport, Receive, Send
 from relibra.agent.transport.schedule import peers_by_round
 
 _NUM_TRIALS = 3
@@ -33,9 +33,21 @@ def from_peer_s(transport: ExpertTransport, tensors: Sequence[Tensor], into: Seq
         into: where it receives as much, in memory of the transport, whose content is lost.
     """
     ahead, behind = peers_by_round(transport.rank, transport.num_ranks)[0]
+    transfers = transport.prepare([Send(ahead, into)], [Receive(behind, into)])
+    sent = [tensor.detach() for tensor in tensors]
+    return fastest_s(lambda: transfers.start([sent]).wait(), into[0].device)
 
-    def send() -> None:
-        sends = [Parcel(ahead, tensor.detach(), place) for tensor, place in zip(tensors, into, strict=True)]
-        transport.start(sends, [Parcel(behind, tensor) for tensor in into]).wait()
 
-    return fastest_s(send, into[0].device)
+def from_host_s(into: Sequence[Tensor]) -> float:
+    """Return how long the tensors of one expert take from host memory, which is pinned where they are on a GPU.
+
+    Args:
+        into: where they arrive; the content is lost.
+    """
+    held = [torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda) for tensor in into]
+
+    def pull() -> None:
+        for tensor, source in zip(into, held, strict=True):
+            tensor.copy_(source, non_blocking=True)
+
+    return fastest_s(pull, into[0].device)

@@ -1,14 +1,16 @@
 """Transport through symmetric memory: a sender pushes straight into the place where the receiver reads.
 
-For each peer, two words of this rank count parcels:
+For each peer, a rank has two words:
 
-    opened     parcels whose memory the peer has opened for this rank; this rank pushes no further
-    arrived    parcels of the peer that are in this rank's memory
+    opened     the call for which the peer has opened its memory; this rank pushes no further
+    arrived    the call of the peer, and how many of its parcels are in this rank's memory
 
-A receiver opens its parcels in `start`, on the current stream, so that earlier work on their memory is over. A sender
-pushes on a side stream, and then says so. The receiver waits for arrivals in `wait`, on the current stream. Words only
-count up: no signal is lost or taken twice, however many calls are under way. No thread moves bytes, no byte is copied
-twice, and on a GPU no host waits.
+A receiver opens its memory in `start`, on the current stream, so that earlier work on it is over. A sender pushes on a
+side stream, and then says so. The receiver waits for arrivals in `wait`, on the current stream. All ranks number their
+calls alike, so every value is that of the call plus a constant: what a call queues is found once and queued as a whole.
+Words only count up: no signal is lost or taken twice, however many calls are under way. No thread moves bytes, no byte
+is copied twice, and on a GPU no host waits. By the two words that a rank has for itself, its side stream follows its
+current stream (`opened`), and is followed by it (`arrived`).
 
 Streams may share one queue of the hardware (CUDA_DEVICE_MAX_CONNECTIONS=1), in which a wait holds up all work behind
 it. So a rank queues what its peers wait for, openings and pushes, before it waits for their pushes.
@@ -16,25 +18,28 @@ it. So a rank queues what its peers wait for, openings and pushes, before it wai
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from relibra.agent.transport.claims import Claim, Claims
-from relibra.agent.transport.contract import Parcel
-from relibra.agent.transport.symmetric_memory import Mark, Stream, SymmetricMemory
+from relibra.agent.transport.claims import Claim, Claims, Memory
+from relibra.agent.transport.contract import Receive, Send
+from relibra.agent.transport.symmetric_memory import Push, Put, Queue, SymmetricMemory, Wait, Work
 from relibra.errors import InvalidInput
 
-_WORD = 1 << 32
-_MOST_SEEN = 1 << 14
-"""Places that are remembered."""
+_CALL = 1 << 16
+"""By how much a call raises words, which is more than it can have parcels for one peer."""
+
+_MOST_SIGNALS = 4096
+"""Signals that are remembered."""
 
 _Range = tuple[int, int]
 """The address and the size in bytes of a tensor."""
 
 
 class SymmetricTransport:
-    """See `contract`. All parcels lie in memory of the transport where they arrive, and sends name this place.
+    """See `contract`. All parcels lie in memory of the transport where they arrive, and sends name these places.
 
     Args:
         device: memory and signals of the ranks of a node.
@@ -44,111 +49,156 @@ class SymmetricTransport:
     needs_places = True
 
     def __init__(self, device: SymmetricMemory) -> None:
-        self._device, self._regions = device, list[Sequence[Tensor]]()
-        self._current, self._outgoing = device.current_stream(), device.side_stream()
-        self._num_opened, self._num_sent = [0] * device.num_ranks, [0] * device.num_ranks
-        self._sent_bytes, self._claims = 0, Claims()
-        self._seen = dict[tuple[int, _Range, torch.dtype, torch.Size], Tensor]()
-        """The memory of peers by the place in this rank's memory and what lies there."""
-
-    @property
-    def rank(self) -> int:
-        """See `ExpertTransport`."""
-        return self._device.rank
-
-    @property
-    def num_ranks(self) -> int:
-        """See `ExpertTransport`."""
-        return self._device.num_ranks
-
-    @property
-    def sent_bytes(self) -> int:
-        """See `ExpertTransport`."""
-        return self._sent_bytes
+        self.rank, self.num_ranks = device.rank, device.num_ranks
+        self.sent_bytes = 0
+        self.claims, self.current, self.outgoing = Claims(), device.current_stream(), device.side_stream()
+        self._device, self._regions, self._num_calls = device, list[_Region](), 0
+        self._signals = dict[tuple[bool, tuple[tuple[int, int], ...]], _Signals]()
 
     def memory(self, size_bytes: int, device: torch.device) -> Tensor:
         """See `ExpertTransport`."""
-        self._regions.append(self._device.allocate(size_bytes))
-        return self._regions[-1][self.rank]
+        memory = self._device.allocate(size_bytes)
+        own = memory[self.rank]
+        begin = own.data_ptr()
+        self._regions.append(
+            _Region(begin, begin + own.nbytes, [of_peer.data_ptr() - begin for of_peer in memory], memory)
+        )
+        return own
 
-    def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> "_Transfer":
+    def prepare(self, sends: Sequence[Send], receives: Sequence[Receive]) -> "_Transfers":
         """See `ExpertTransport`."""
-        incoming = [_range(parcel.tensor) for parcel in receives]
-        outgoing = [_range(parcel.tensor) for parcel in sends]
-        arriving = {place for place in incoming if place[1]}
-        own = [parcel.tensor for parcel, place in zip(sends, outgoing, strict=True) if place not in arriving]
-        claim = self._claims.take(own, [parcel.tensor for parcel in receives])
-        try:
-            for parcel, place in zip(receives, incoming, strict=True):
-                self._seen_by(self.rank, "parcel.tensor", parcel.tensor, place)
-            targets = [self._target(parcel, place[1]) for parcel, place in zip(sends, outgoing, strict=True)]
-        except InvalidInput:
-            self._claims.release(claim)
-            raise
-        arrivals = self._open(receives, incoming)
-        sent = self._push(sends, targets, [arrivals.get(place) for place in outgoing]) if sends else None
-        self._sent_bytes += sum(size_bytes for _, size_bytes in outgoing)
-        awaited = {self.num_ranks + parcel.peer: self._num_opened[parcel.peer] % _WORD for parcel in receives}
-        return _Transfer(self._claims, claim, self._current, awaited, sent, (*sends, *receives))
+        filled = Memory.to_fill([tensor for receive in receives for tensor in receive.tensors])
+        self._region("receive.tensors", filled)
+        targets: list[tuple[int, list[_Range]]] = []
+        for peer, places in sends:
+            if places is None:
+                raise InvalidInput.of("send.places", expected="a place for each tensor of the parcel", got="none")
+            region = self._region("send.places", Memory.of(places))
+            ahead = 0 if region is None else region.ahead[peer]
+            targets.append((peer, [(place.data_ptr() + ahead, place.nbytes) for place in places]))
+        return _Transfers(self, targets, receives, filled)
 
-    def _open(self, receives: Sequence[Parcel], places: Sequence[_Range]) -> dict[_Range, tuple[int, int]]:
-        """Let peers fill the memory of all parcels; return the peer and the number of each, by range of memory."""
-        arrivals = dict[_Range, tuple[int, int]]()
-        for parcel, place in zip(receives, places, strict=True):
-            self._num_opened[parcel.peer] += 1
-            if place[1]:
-                arrivals[place] = parcel.peer, self._num_opened[parcel.peer]
-        for peer in dict.fromkeys(parcel.peer for parcel in receives):
-            self._current.put_signal(peer, self.rank, self._num_opened[peer] % _WORD)
-        return arrivals
+    def signals(self, is_sending: bool, num_received: Counter[int]) -> "_Signals":
+        """Return what the current stream signals and waits for in a transfer; most cells have those of others.
 
-    def _push(
-        self,
-        sends: Sequence[Parcel],
-        targets: Sequence[Tensor | None],
-        arrivals: Sequence[tuple[int, int] | None],
-    ) -> Mark:
-        """Queue all pushes in their order, each after its memory is open and, for a relay, after its bytes arrived."""
-        self._outgoing.follow()
-        due = {peer: self._num_sent[peer] + num for peer, num in Counter(parcel.peer for parcel in sends).items()}
-        for parcel, target, arrival in zip(sends, targets, arrivals, strict=True):
-            if parcel.peer in due:
-                self._outgoing.wait_signal(parcel.peer, due.pop(parcel.peer) % _WORD)
-            self._num_sent[parcel.peer] += 1
-            if arrival is not None:
-                source, number = arrival
-                self._outgoing.wait_signal(self.num_ranks + source, number % _WORD)
-            if target is not None:
-                # `data` hides the access from autograd and its version counters, as with every other transport.
-                self._outgoing.copy(target, parcel.tensor.data)
-            self._outgoing.put_signal(parcel.peer, self.num_ranks + self.rank, self._num_sent[parcel.peer] % _WORD)
-        return self._outgoing.mark()
+        Args:
+            is_sending: whether the rank sends something.
+            num_received: by peer, the parcels that arrive.
+        """
+        key = is_sending, tuple(num_received.items())
+        if key not in self._signals:
+            if max(num_received.values(), default=0) >= _CALL:
+                raise InvalidInput.of("parcels", expected=f"less than {_CALL} from a rank", got=dict(num_received))
+            if len(self._signals) >= _MOST_SIGNALS:
+                self._signals.clear()
+            rank, arrived = self.rank, self.num_ranks
+            opened = [Put(peer, rank, 0) for peer in (*num_received, *[rank] * is_sending)]
+            awaited = [Wait(arrived + rank, 1)] * is_sending + [Wait(arrived + p, n) for p, n in num_received.items()]
+            self._signals[key] = _Signals(self.current.prepare(opened), self.current.prepare(awaited))
+        return self._signals[key]
 
-    def _target(self, parcel: Parcel, size_bytes: int) -> Tensor | None:
-        """Return the place of a parcel in the memory of its peer; None for an empty one."""
-        place = parcel.place
-        if place is None or place.nbytes != size_bytes:
-            got = "none" if place is None else f"one of {place.nbytes} bytes"
-            raise InvalidInput.of("parcel.place", expected=f"a place of {size_bytes} bytes, as the parcel has", got=got)
-        return self._seen_by(parcel.peer, "parcel.place", parcel.tensor, _range(place))
+    def next_base(self) -> int:
+        """Begin a call; return what it adds to the values of words."""
+        self._num_calls += 1
+        return self._num_calls * _CALL
 
-    def _seen_by(self, peer: int, name: str, tensor: Tensor, place: _Range) -> Tensor | None:
-        """Return the memory of `peer` at `place` of this rank's memory, viewed as `tensor`; None if it is empty."""
-        begin, size_bytes = place
-        if not size_bytes:
+    def _region(self, name: str, memory: Memory) -> "_Region | None":
+        """Return the region that some memory is in; None for no memory."""
+        if not memory.parts:
             return None
-        key = peer, place, tensor.dtype, tensor.shape
-        if key in self._seen:
-            return self._seen[key]
         for region in self._regions:
-            first = begin - region[self.rank].data_ptr()
-            if 0 <= first <= region[self.rank].nbytes - size_bytes:
-                if len(self._seen) >= _MOST_SEEN:
-                    self._seen.clear()
-                self._seen[key] = region[peer][first : first + size_bytes].view(tensor.dtype).view(tensor.shape)
-                return self._seen[key]
-        expected = "memory that `memory` of this transport returned"
-        raise InvalidInput.of(name, expected=expected, got=f"a {tuple(tensor.shape)} tensor elsewhere")
+            if region.begin <= memory.begin and memory.end <= region.end:
+                return region
+        expected, size_bytes = "memory that `memory` of this transport returned", memory.end - memory.begin
+        raise InvalidInput.of(name, expected=expected, got=f"a tensor elsewhere within {size_bytes} bytes")
+
+
+class _Region(NamedTuple):
+    """Memory of the transport."""
+
+    begin: int
+    end: int
+    ahead: Sequence[int]
+    """How far behind this rank's memory that of each peer is mapped, in bytes."""
+    memory: Sequence[Tensor]
+    """That of all ranks, which stays alive."""
+
+
+class _Signals(NamedTuple):
+    """The part of the current stream in a transfer."""
+
+    open: Queue
+    wait: Queue
+
+
+class _Transfers:
+    """See `contract.Transfers`.
+
+    Args:
+        transport: moves them.
+        targets: the peer of each parcel that leaves, and the places of its tensors in memory of the peer.
+        receives: the parcels that arrive.
+        filled: their memory.
+    """
+
+    def __init__(
+        self,
+        transport: SymmetricTransport,
+        targets: Sequence[tuple[int, Sequence[_Range]]],
+        receives: Sequence[Receive],
+        filled: Memory,
+    ) -> None:
+        self._transport, self._targets, self._filled = transport, targets, filled
+        num_received: Counter[int] = Counter()
+        self._arrivals: dict[_Range, Wait] = {}
+        for peer, tensors in receives:
+            num_received[peer] += 1
+            if targets:
+                arrival = Wait(transport.num_ranks + peer, num_received[peer])
+                self._arrivals |= {_range(tensor): arrival for tensor in tensors}
+        self._signals = transport.signals(bool(targets), num_received) if targets or receives else None
+        self._sent: list[_Range] | None = None
+        self._push: Queue = _nothing
+
+    def start(self, sent: Sequence[Sequence[Tensor]]) -> "_Transfer":
+        """See `contract.Transfers`."""
+        transport = self._transport
+        ranges = [_range(tensor) for tensors in sent for tensor in tensors]
+        if ranges != self._sent:
+            self._route(sent, ranges)
+        transport.claims.take(self._claim)
+        base, signals = transport.next_base(), self._signals
+        if signals is not None:
+            signals.open(base)
+            self._push(base)
+        transport.sent_bytes += self._sent_bytes
+        return _Transfer(transport.claims, self._claim, None if signals is None else signals.wait, base, sent)
+
+    def _route(self, sent: Sequence[Sequence[Tensor]], ranges: list[_Range]) -> None:
+        """Find what it takes to send what lies there.
+
+        Each parcel leaves when its memory is open and, for a relay, when it has arrived.
+        """
+        rank, num_ranks = self._transport.rank, self._transport.num_ranks
+        num_sent: Counter[int] = Counter()
+        work: list[Work] = [Wait(rank, 0)]
+        own: list[Tensor] = []
+        for (peer, targets), tensors in zip(self._targets, sent, strict=True):
+            sources = [_range(tensor) for tensor in tensors]
+            if (want := [size for _, size in targets]) != (got := [size for _, size in sources]):
+                raise InvalidInput.of("parcel", expected=f"tensors of {want} bytes, as its places have", got=got)
+            if not num_sent[peer]:
+                work.append(Wait(peer, 0))
+            num_sent[peer] += 1
+            work += dict.fromkeys(self._arrivals[source] for source in sources if source in self._arrivals)
+            pairs = zip(targets, sources, strict=True)
+            work += [Push(into, source, size) for (into, size), (source, _) in pairs if size]
+            work.append(Put(peer, num_ranks + rank, num_sent[peer]))
+            own += [tensor for tensor, source in zip(tensors, sources, strict=True) if source not in self._arrivals]
+        self._claim = Claim(Memory.of(own), self._filled)
+        if self._targets:
+            self._push = self._transport.outgoing.prepare([*work, Put(rank, num_ranks + rank, 1)])
+        self._sent, self._sent_bytes = ranges, sum(size for _, size in ranges)
 
 
 class _Transfer:
@@ -157,35 +207,27 @@ class _Transfer:
     Args:
         claims: has the claim of this transfer.
         claim: is released when the transfer is over.
-        current: the stream of the caller.
-        awaited: the value that each word of this rank has when its peer has sent everything.
-        sent: the end of the pushes, None without any.
-        parcels: the tensors, which stay alive.
+        wait: queues the wait for all that leaves and arrives, if there is something.
+        base: of the call.
+        sent: the tensors that leave, which stay alive.
     """
 
     def __init__(
-        self,
-        claims: Claims,
-        claim: Claim,
-        current: Stream,
-        awaited: dict[int, int],
-        sent: Mark | None,
-        parcels: Sequence[Parcel],
+        self, claims: Claims, claim: Claim, wait: Queue | None, base: int, sent: Sequence[Sequence[Tensor]]
     ) -> None:
-        self._claims, self._current, self._awaited, self._sent = claims, current, awaited, sent
-        self._parcels: Sequence[Parcel] = parcels
+        self._claims, self._wait, self._base, self._sent = claims, wait, base, sent
         self._claim: Claim | None = claim
 
     def wait(self) -> None:
         """Return when work queued from now on comes after the transfer; on a CPU, when the transfer is over."""
-        if self._sent is not None:
-            self._sent.wait()
-        for word, value in self._awaited.items():
-            self._current.wait_signal(word, value)
-        if self._awaited:
-            self._current.mark()
+        if self._wait is not None:
+            self._wait(self._base)
         self._claims.release(self._claim)
-        self._claim, self._sent, self._awaited, self._parcels = None, None, {}, ()
+        self._claim, self._wait, self._sent = None, None, ()
+
+
+def _nothing(_: int) -> None:
+    """Queue nothing."""
 
 
 def _range(tensor: Tensor) -> _Range:

@@ -3,49 +3,59 @@
 `CudaMemory` provides it with torch's symmetric memory. Tests provide it on a CPU, with threads for streams.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 
-class Mark(Protocol):
-    """A point in a stream."""
+class Put(NamedTuple):
+    """Write a word of a rank, after everything that the stream did before is visible to that rank."""
 
-    def wait(self) -> None:
-        """Order the work queued from now on, on the current stream, after this point.
+    peer: int
+    """The rank. It may be the stream's own."""
+    word: int
+    value: int
 
-        Raises:
-            RelibraError: a signal did not come in time. Only devices on which the host waits can tell.
-        """
+
+class Wait(NamedTuple):
+    """Wait until a word of the stream's own rank has reached a value."""
+
+    word: int
+    value: int
+
+
+class Push(NamedTuple):
+    """Copy bytes, within the device or to a peer. Pushes that follow one another may run in any order."""
+
+    into: int
+    """The address in this process, also of memory of a peer."""
+    source: int
+    size_bytes: int
+
+
+Work = Put | Wait | Push
+Queue = Callable[[int], None]
+"""Queues some work and returns. Its argument is added to all values.
+
+On a CPU, where the current stream is the calling thread, work on that stream is over on return.
+
+Raises:
+    RelibraError: a signal did not come in time. Only devices on which the host waits can tell.
+"""
 
 
 class Stream(Protocol):
-    """A queue of work. Every method queues and returns; the device works in this order.
+    """A queue of work, which the device does in the order in which it is queued."""
 
-    On a CPU, where the current stream is the calling thread, its methods return when the work is done.
-    """
-
-    def follow(self) -> None:
-        """Come after all work queued so far on the current stream."""
-
-    def copy(self, into: Tensor, source: Tensor) -> None:
-        """Copy a tensor to one of its shape and dtype, within the device or to a peer; both are contiguous."""
-
-    def put_signal(self, peer: int, word: int, value: int) -> None:
-        """Write a word of a peer, after everything that this stream did before is visible to the peer."""
-
-    def wait_signal(self, word: int, value: int) -> None:
-        """Wait until a word of this rank has reached `value`, counted modulo 2^32."""
-
-    def mark(self) -> Mark:
-        """Return the present end of the queue."""
+    def prepare(self, work: Sequence[Work]) -> Queue:
+        """Return a function that queues this work in this order, as often as it is called."""
 
 
 class SymmetricMemory(Protocol):
-    """Memory at the same place on every rank of a node, and `2 * num_ranks` signal words of 32 bits, zero at first.
+    """Memory at the same place on every rank of a node, and `2 * num_ranks` signal words of 64 bits, zero at first.
 
-    Ranks write the words of peers. A word only counts up, modulo 2^32, so that a wait consumes nothing.
+    Ranks write the words of peers. A word only counts up, so that a wait consumes nothing.
     """
 
     rank: int

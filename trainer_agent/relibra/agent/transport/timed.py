@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from relibra.agent.transport import ExpertTransport, Handle, HostPulls, Parcel, Pull
+from relibra.agent.transport import ExpertTransport, Handle, HostPulls, Pull, Receive, Send, Transfers
 
 Result = TypeVar("Result")
 
@@ -56,9 +56,9 @@ class TimedTransport:
         """See `ExpertTransport`."""
         return self._transport.memory(size_bytes, device)
 
-    def start(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Handle:
+    def prepare(self, sends: Sequence[Send], receives: Sequence[Receive]) -> Transfers:
         """See `ExpertTransport`."""
-        return _Timed(self, self._transport.start(sends, receives))
+        return _TimedTransfers(self, self._transport.prepare(sends, receives))
 
     def wait_for(self, blocking: Callable[[], Result]) -> Result:
         """Call `blocking`, add the time it takes to `waited_s`, and return its result."""
@@ -77,6 +77,15 @@ class TimedHost:
     def start(self, pulls: Sequence[Pull]) -> Handle:
         """See `HostPulls`. The call itself counts, too, because on a CPU the rank waits here."""
         return _Timed(self._transport, self._transport.wait_for(lambda: self._host.start(pulls)))
+
+
+class _TimedTransfers:
+    def __init__(self, transport: TimedTransport, transfers: Transfers) -> None:
+        self._transport, self._transfers = transport, transfers
+
+    def start(self, sent: Sequence[Sequence[Tensor]]) -> Handle:
+        """See `Transfers`."""
+        return _Timed(self._transport, self._transfers.start(sent))
 
 
 class _Timed:

@@ -29,11 +29,10 @@ class WatchedMark(Protocol):
 
 
 class WatchedStream(Protocol):
-    """A stream that remembers its last mark."""
+    """A stream that remembers its last point."""
 
-    @property
-    def last_mark(self) -> WatchedMark | None:
-        """The last mark that was made; the device passes all others before it."""
+    def take_mark(self) -> WatchedMark | None:
+        """Return the last point, if there is one, which stays the same until the next call."""
 
 
 class Watch(threading.Thread):
@@ -62,13 +61,13 @@ class Watch(threading.Thread):
         self._prepare()
         before: dict[int, WatchedMark] = {}
         while not self._stopped.wait(self._timeout_s / 2):
-            stuck = [mark for mark in before.values() if not mark.is_over()]
+            stuck = [mark for mark in before.values() if not _is_over(mark)]
             if stuck:
                 why = f"this rank's GPU waits for signals since {self._timeout_s / 2:g} s"
                 log.critical("%s", missing(self._late(stuck), why))
                 self._end()
                 return
-            marks = {i: stream.last_mark for i, stream in enumerate(self._streams)}
+            marks = {i: stream.take_mark() for i, stream in enumerate(self._streams)}
             before = {i: mark for i, mark in marks.items() if mark is not None}
 
     def _late(self, stuck: Sequence[WatchedMark]) -> set[int]:
@@ -85,3 +84,12 @@ class Watch(threading.Thread):
     def stop(self) -> None:
         """Stop looking."""
         self._stopped.set()
+
+
+def _is_over(mark: WatchedMark) -> bool:
+    """Return whether the device has passed a mark; a device that fails when it is asked passes none any more."""
+    try:
+        return mark.is_over()
+    except Exception:
+        log.exception("the device does not say whether it has passed a point")
+        return False

@@ -2,7 +2,7 @@
 
 from relibra.plugins.points import Points
 
-VERSION = "AReaL 1.0.4"
+VERSION = "AReaL 1.0.4 or 2.0.0"
 OFF = "relibra from the training script"
 NO_AWEX = (
     "expected actor._version=v1 and no colocation through awex, got weights that leave through awex: it reads experts "
@@ -22,7 +22,7 @@ ENGINE: Points = {
     "MegatronCheckpointManager.generate_state_dict": (),
     "MegatronPPOActor.initialize": (),
     "MegatronPPOActor.connect_engine": ("engine", "meta"),
-    "MegatronPPOActor.forward_backward_batch": ("mb_list", "process_output_fn", "forward_only"),
+    "MegatronPPOActor.forward_backward_batch": ("mb_list", "process_output_fn", "forward_only", ...),
     "MegatronPPOActor.optimizer_step": (),
     "MegatronPPOActor.save": ("meta",),
     "MegatronPPOActor.load": ("meta",),

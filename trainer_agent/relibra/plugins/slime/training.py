@@ -83,6 +83,9 @@ class BalancedTraining:
         if self._is_critic:
             return
         self._others = OtherModels(self.passes, self._args)
+        if self.passes.mover is not None:
+            # Megatron's default, dp_reshardable, stores optimizer state by place.
+            self._args.dist_ckpt_optim_fully_reshardable = True
         assert self.passes.agent is not None
         listen_to_replays(self.passes.agent, chunks, self._replaying)
         if self._settings.pack:

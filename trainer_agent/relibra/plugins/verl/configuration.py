@@ -1,11 +1,10 @@
 """The section `relibra` of verl's configuration, which verl hands to no engine."""
 
-import sys
 from collections.abc import Mapping
-from types import FrameType
 from typing import Any
 
 from relibra.plugins.settings import VARIABLES, job_name
+from relibra.plugins.verl.call_stack import objects_on_the_stack
 
 
 def find_configuration() -> Mapping[str, Any]:
@@ -14,13 +13,11 @@ def find_configuration() -> Mapping[str, Any]:
     verl's workers keep their part of the configuration in `config`, and a part knows the whole it was cut from. The
     worker is found on the call stack, because an engine is built inside its `init_model` or `__init__`.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        config: Any = getattr(frame.f_locals.get("self"), "config", None)
+    for worker in objects_on_the_stack():
+        config: Any = getattr(worker, "config", None)
         if hasattr(config, "_get_root"):
             root: Mapping[str, Any] = config._get_root()
             return root
-        frame = frame.f_back
     return {}
 
 

@@ -38,7 +38,6 @@ ENGINE: Points = {
 """Attributes of `verl.workers.engine.megatron.transformer_impl`."""
 
 AGENT_LOOP: Points = {
-    "AgentLoopManager._init_agent_loop_workers": (),
     "AgentLoopWorker._agent_loop_postprocess": ("output", "validate"),
 }
 """Attributes of `verl.experimental.agent_loop.agent_loop`."""

@@ -25,7 +25,7 @@ def install() -> None:
     verl imports `external_lib` in processes of rollout servers and of the driver too, which load no engines. There this
     call loads none either: the engine is registered when verl first builds a worker with an engine. In the driver, the
     trainer is loaded, which submits the batches that it samples, and asks relibra for the ranks of their sequences if
-    the user lets it; and the manager of agent loops, whose workers report their samples.
+    the user lets it. A worker of agent loops reports its samples.
 
     Raises:
         Unsupported: this version of verl lacks something that the plug-in relies on; the message names it.

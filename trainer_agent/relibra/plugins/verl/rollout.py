@@ -1,8 +1,7 @@
 """`install_in_rollout`: report each sample of verl's agent loops where it finishes, while others are generated.
 
-No file of verl is changed. The driver's `AgentLoopManager._init_agent_loop_workers` is wrapped: before it starts its
-workers, `_agent_loop_postprocess` of their class is wrapped, which takes what each agent loop returns. Ray sends the
-class as it is then.
+No file of verl is changed. A worker of agent loops imports `external_lib` while verl builds it, and from then on its
+`_agent_loop_postprocess`, which takes what each agent loop returns, is wrapped.
 """
 
 import functools
@@ -12,12 +11,13 @@ from typing import Any
 from relibra.plugins.points import check_points
 from relibra.plugins.rollout_stream import stream
 from relibra.plugins.verl import points
+from relibra.plugins.verl.call_stack import objects_on_the_stack
 
 _MODULE = "verl.experimental.agent_loop.agent_loop"
 
 
 def install_in_rollout() -> None:
-    """Wrap the manager of agent loops that this process has loaded. Processes other than the driver start none.
+    """Have the worker report that verl builds in this process. Other processes than those of workers build none.
 
     Raises:
         Unsupported: this version of verl lacks something that the plug-in relies on; the message names it.
@@ -26,28 +26,20 @@ def install_in_rollout() -> None:
     if module is None:
         return
     check_points(module, points.AGENT_LOOP, version=points.VERSION, without="relibra from external_lib")
-    manager = module.AgentLoopManager
-    start = manager._init_agent_loop_workers
-
-    @functools.wraps(start)
-    async def _init_agent_loop_workers(self: Any) -> None:
-        worker = self.agent_loop_workers_class.__ray_metadata__.modified_class
-        if not hasattr(worker._agent_loop_postprocess, "relibra_reports"):
+    for worker in objects_on_the_stack():
+        if isinstance(worker, module.AgentLoopWorker):
             worker._agent_loop_postprocess = _reporting(worker._agent_loop_postprocess)
-        await start(self)
-
-    manager._init_agent_loop_workers = _init_agent_loop_workers
+            return
 
 
 def _reporting(take: Any) -> Any:
     @functools.wraps(take)
-    async def _agent_loop_postprocess(self: Any, output: Any, validate: bool, *args: Any, **kwargs: Any) -> Any:
+    async def _agent_loop_postprocess(output: Any, validate: bool, *args: Any, **kwargs: Any) -> Any:
         if not validate:
             for sample in output if isinstance(output, list) else [output]:
                 report(sample)
-        return await take(self, output, validate, *args, **kwargs)
+        return await take(output, validate, *args, **kwargs)
 
-    _agent_loop_postprocess.relibra_reports = True  # type: ignore[attr-defined]
     return _agent_loop_postprocess
 
 

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from harness.agent.shapes import shapes
 from harness.distributed.plans import random_homes
-from relibra.agent.placement import Placement
 from relibra.planning import Cluster, Model
+from relibra.planning.places import Placement
 
 SEEDS = st.integers(0, 2**32 - 1)
 

@@ -10,11 +10,23 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning import Cluster, Model
+from relibra.planning.cycles import short_cycles
+from relibra.planning.job import Cluster, Model
+
+
+class Part(NamedTuple):
+    """The pieces `start` to `stop - 1` of an expert that is cut into `of` pieces."""
+
+    start: int
+    stop: int
+    of: int
+
+
+WHOLE = Part(0, 1, 1)
 
 
 class Move(NamedTuple):
-    """The move of one expert of one layer to another slot, on another rank or on the same one."""
+    """The move of an expert of one layer, or of a part of it, to another slot, on another rank or on the same one."""
 
     layer: int
     expert: int
@@ -22,6 +34,7 @@ class Move(NamedTuple):
     source_slot: int
     destination_rank: int
     destination_slot: int
+    part: Part = WHOLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,29 +47,28 @@ class Placement:
     @classmethod
     def identity(cls, model: Model, cluster: Cluster) -> "Placement":
         """Return the placement of plain expert parallelism."""
-        slot_E = np.arange(model.num_experts, dtype=np.int32) % np.int32(cluster.experts_per_rank(model))
-        return cls(
-            home_rank_LE=cluster.identity_placement(model),
-            home_slot_LE=np.tile(slot_E, (model.num_layers, 1)),
-        )
+        return cls.of_homes(cluster.identity_placement(model))
+
+    @classmethod
+    def of_homes(cls, home_rank_LE: NDArray[np.int32]) -> "Placement":
+        """Return the placement with these home ranks whose slots have experts in rising order."""
+        num_layers, num_experts = home_rank_LE.shape
+        order_LE = np.argsort(home_rank_LE, axis=1, kind="stable")
+        slot_E = np.arange(num_experts, dtype=np.int32) % np.int32(num_experts // (int(home_rank_LE.max()) + 1))
+        home_slot_LE = np.empty_like(home_rank_LE)
+        np.put_along_axis(home_slot_LE, order_LE, np.tile(slot_E, (num_layers, 1)), axis=1)
+        return cls(home_rank_LE=home_rank_LE, home_slot_LE=home_slot_LE)
 
     def with_homes(self, home_rank_LE: NDArray[np.int32]) -> "Placement":
         """Return the placement with new home ranks, which must have passed `check_placement`.
 
-        An expert that stays on its rank keeps its slot. Arriving experts fill the slots that became free, in order of
-        expert and slot.
+        An expert that stays on its rank keeps its slot. Experts that leave do so in short cycles, and each takes the
+        slot of the next one. Which experts form a cycle depends on home ranks alone.
         """
-        num_layers, num_experts = home_rank_LE.shape
-        num_ranks = int(home_rank_LE.max()) + 1
-        stays_LE = home_rank_LE == self.home_rank_LE
-        taken_LRS = np.zeros((num_layers, num_ranks, num_experts // num_ranks), dtype=np.bool_)
-        layer_n, expert_n = np.nonzero(stays_LE)
-        taken_LRS[layer_n, home_rank_LE[layer_n, expert_n], self.home_slot_LE[layer_n, expert_n]] = True
-        # Every (layer, rank) has as many arrivals as free slots. Sorted the same way, they pair up one to one.
-        layer_n, expert_n = np.nonzero(~stays_LE)
-        order_n = np.argsort(layer_n * num_ranks + home_rank_LE[layer_n, expert_n], kind="stable")
         home_slot_LE = self.home_slot_LE.copy()
-        home_slot_LE[layer_n[order_n], expert_n[order_n]] = np.nonzero(~taken_LRS)[2]
+        for layer in np.flatnonzero((home_rank_LE != self.home_rank_LE).any(axis=1)).tolist():
+            for cycle in short_cycles(self.home_rank_LE[layer], home_rank_LE[layer]):
+                home_slot_LE[layer, cycle] = self.home_slot_LE[layer, np.roll(cycle, -1)]
         return Placement(home_rank_LE=home_rank_LE.astype(np.int32), home_slot_LE=home_slot_LE)
 
     def moves_to(self, target: "Placement") -> list[Move]:
@@ -71,7 +83,7 @@ class Placement:
             target.home_rank_LE[differs_LE],
             target.home_slot_LE[differs_LE],
         )
-        return [Move(*map(int, row)) for row in zip(*columns, strict=True)]
+        return [Move(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
     @property
     def expert_of_place_LE(self) -> NDArray[np.int32]:

@@ -1,0 +1,97 @@
+"""Where a rollout engine should place experts that it keeps copies of, for routing like that of a trace.
+
+Unlike a trainer, an engine keeps one placement for a long time, fills all slots, and spreads the tokens of an expert
+evenly over its copies. So copies are chosen by total loads: the next one goes to the expert whose copies have most
+tokens each, which makes the largest load of a copy the smallest possible. Then the copies are placed as `reorder`
+places experts, and copies of one expert that share a rank change places with others.
+
+M micro-batches, L layers, E experts, P physical experts, R ranks, S slots of a rank.
+"""
+
+from dataclasses import replace
+from heapq import heapify, heapreplace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relibra.errors import InvalidInput
+from relibra.planning.job import Cluster
+from relibra.planning.load import imbalance
+from relibra.planning.placement.reorder import reorder
+from relibra.planning.prices import FREE_MOVES
+
+
+def place_copies(load_MLE: NDArray[np.int64], num_copies: int, cluster: Cluster, seed: int = 0) -> NDArray[np.int32]:
+    """Return the expert of every physical expert, int32 `[L, P]`, those of each rank side by side.
+
+    Args:
+        load_MLE: token copies of every expert.
+        num_copies: P: experts, and copies besides.
+        cluster: the ranks of the engine.
+        seed: of the search.
+
+    Raises:
+        InvalidInput: the ranks do not divide `num_copies`, or there are fewer copies than experts, or more than there
+            are places for on different ranks.
+    """
+    num_experts = load_MLE.shape[2]
+    if not num_experts <= num_copies <= num_experts * cluster.num_ranks or num_copies % cluster.num_ranks:
+        raise InvalidInput.of(
+            "redundant experts",
+            expected=f"a number that makes {num_experts} experts a multiple of {cluster.num_ranks} ranks",
+            got=num_copies - num_experts,
+        )
+    load_LE = load_MLE.sum(axis=0)
+    expert_LP = np.stack([_copies(load_E, num_copies, cluster.num_ranks) for load_E in load_LE])
+    cluster = replace(cluster, redundant_slots=0)
+    start_LP = np.tile(np.arange(num_copies, dtype=np.int32) // (num_copies // cluster.num_ranks), (len(expert_LP), 1))
+    load_MLP = _load_of_copies(load_MLE, expert_LP)
+    rank_LP, _ = reorder(load_MLP, start_LP, start_LP, cluster, seed=seed, hysteresis=FREE_MOVES)
+    expert_LP = np.take_along_axis(expert_LP, np.argsort(rank_LP, axis=1, kind="stable"), axis=1)
+    for expert_P, load_E in zip(expert_LP, load_LE, strict=True):
+        _separate(expert_P.reshape(cluster.num_ranks, -1), load_E / np.bincount(expert_P))
+    return expert_LP
+
+
+def imbalance_of(load_MLE: NDArray[np.int64], expert_LP: NDArray[np.int32], num_ranks: int) -> float:
+    """Return the imbalance of ranks whose copies share the tokens of their expert evenly."""
+    load_MLP = _load_of_copies(load_MLE, expert_LP)
+    return imbalance(load_MLP.reshape(*load_MLP.shape[:2], num_ranks, -1).sum(axis=3))
+
+
+def trivial(num_layers: int, num_experts: int, num_copies: int) -> NDArray[np.int32]:
+    """Return the placement of an engine that knows no loads: all experts in order, and the first ones again."""
+    return np.tile(np.arange(num_copies, dtype=np.int32) % np.int32(num_experts), (num_layers, 1))
+
+
+def _copies(load_E: NDArray[np.int64], num_copies: int, num_ranks: int) -> NDArray[np.int32]:
+    """Return the expert of every copy, in order of expert; none has more copies than there are ranks."""
+    num_E = [1] * len(load_E)
+    fullest = [(-float(load), expert) for expert, load in enumerate(load_E)]
+    heapify(fullest)
+    for _ in range(num_copies - len(load_E)):
+        expert = fullest[0][1]
+        num_E[expert] += 1
+        is_everywhere = num_E[expert] == num_ranks
+        heapreplace(fullest, (1.0 if is_everywhere else -float(load_E[expert]) / num_E[expert], expert))
+    return np.repeat(np.arange(len(load_E), dtype=np.int32), num_E)
+
+
+def _separate(expert_RS: NDArray[np.int32], copy_load_E: NDArray[np.float64]) -> None:
+    """Let copies of one expert that share a rank change places with copies that have about as many tokens, in place."""
+    for rank, of_rank in enumerate(expert_RS):
+        for slot, expert in enumerate(of_rank):
+            if expert in of_rank[:slot]:
+                has_it_R1 = (expert_RS == expert).any(axis=1, keepdims=True)
+                is_free_RS = ~has_it_R1 & ~np.isin(expert_RS, of_rank)
+                far_RS = np.where(is_free_RS, np.abs(copy_load_E[expert_RS] - copy_load_E[expert]), np.inf)
+                other = np.unravel_index(far_RS.argmin(), far_RS.shape)
+                if is_free_RS[other]:
+                    expert_RS[rank, slot], expert_RS[other] = expert_RS[other], expert
+
+
+def _load_of_copies(load_MLE: NDArray[np.int64], expert_LP: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Return the tokens of every copy, rounded up."""
+    num_LE = np.stack([np.bincount(expert_P, minlength=load_MLE.shape[2]) for expert_P in expert_LP])
+    load_MLE = -(-load_MLE // num_LE)
+    return np.take_along_axis(load_MLE, np.broadcast_to(expert_LP, (len(load_MLE), *expert_LP.shape)), axis=2)

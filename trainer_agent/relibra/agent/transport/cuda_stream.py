@@ -1,0 +1,121 @@
+"""Streams of a CUDA device as the symmetric transport uses them, by the driver's API and without torch."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from relibra.agent.transport.symmetric_memory import Push, Put, Queue, Wait, Work
+from relibra.kernels import stream_work
+from relibra.kernels.context import Context
+from relibra.kernels.stream_work import Call, Events, copies_call, submit, words_call
+
+WORD_BYTES = 8
+_MOST_UNDER_WAY = 64
+"""Waits that are remembered, to name the peers that are late: more than a cell and its neighbours queue."""
+_MOST_KNOWN = 4096
+"""Calls that are remembered."""
+
+
+def _is_push(work: Work) -> bool:
+    return type(work) is Push
+
+
+class CudaStream:
+    """A stream of a rank's device.
+
+    Args:
+        of: the context of the device.
+        words: the address of every rank's first word.
+        rank: this rank.
+        handle: returns the driver's handle of the stream, which is another one whenever the current stream is.
+    """
+
+    def __init__(self, of: Context, words: Sequence[int], rank: int, handle: Callable[[], int]) -> None:
+        self._context, self._words, self._rank, self._handle = of, words, rank, handle
+        self._known = dict[tuple[Put | Wait, ...], Call]()
+
+    def prepare(self, work: Sequence[Work]) -> Queue:
+        """See `symmetric_memory.Stream`."""
+        calls = [
+            copies_call(self._context, list(group)) if is_push else self._words_call(tuple(group))  # type: ignore[arg-type]
+            for is_push, group in groupby(work, _is_push)
+        ]
+        return lambda base: submit(self._context, calls, self._handle(), base)
+
+    def _words_call(self, words: tuple[Put | Wait, ...]) -> Call:
+        """Return the call for some words; transfers between the same ranks have the same."""
+        if words not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[words] = words_call(self._context, [self._addressed(each) for each in words])
+        return self._known[words]
+
+    def _addressed(self, word: Put | Wait) -> stream_work.Wait | stream_work.Write:
+        if isinstance(word, Put):
+            return stream_work.Write(self._word(word.peer, word.word), word.value)
+        return stream_work.Wait(self._word(self._rank, word.word), word.value)
+
+    def _word(self, rank: int, word: int) -> int:
+        return self._words[rank] + WORD_BYTES * word
+
+
+class WatchedStream(CudaStream):
+    """The stream of the training, which in the end waits for everything: for peers, and for pushes that do.
+
+    Args:
+        of: see `CudaStream`, as the following ones.
+        words: the address of every rank's first word.
+        rank: this rank.
+        handle: returns the driver's handle of the stream.
+        read_words: returns the words of this rank. It makes the device read them.
+    """
+
+    def __init__(
+        self,
+        of: Context,
+        words: Sequence[int],
+        rank: int,
+        handle: Callable[[], int],
+        read_words: Callable[[], Sequence[int]],
+    ) -> None:
+        super().__init__(of, words, rank, handle)
+        self._read_words, self._events = read_words, Events(self._context)
+        self._waits = deque[tuple[Sequence[Wait], int]](maxlen=_MOST_UNDER_WAY)
+
+    def prepare(self, work: Sequence[Work]) -> Queue:
+        """See `symmetric_memory.Stream`."""
+        queue, waits = super().prepare(work), [each for each in work if isinstance(each, Wait)]
+        if not waits:
+            return queue
+
+        def queue_and_note(base: int) -> None:
+            self._waits.append((waits, base))
+            queue(base)
+            self._events.record(self._handle())
+
+        return queue_and_note
+
+    def take_mark(self) -> "_CudaMark | None":
+        """See `WatchedStream` of `watch`."""
+        if not self._waits:
+            return None
+        return _CudaMark(self._events.take(), self._read_words, tuple(self._waits), self._rank)
+
+
+class _CudaMark(NamedTuple):
+    is_over: Callable[[], bool]
+    read_words: Callable[[], Sequence[int]]
+    waits: Sequence[tuple[Sequence[Wait], int]]
+    rank: int
+
+    def late_peers(self) -> list[int]:
+        words = self.read_words()
+        num_ranks = len(words) // 2
+        late = {
+            wait.word % num_ranks
+            for waits, base in self.waits
+            for wait in waits
+            if words[wait.word] < wait.value + base
+        }
+        return sorted(late - {self.rank})

@@ -1,0 +1,137 @@
+"""Whether a node's experts have a second copy in host memory, by how fast weights come from it and from a peer."""
+
+import re
+import socket
+from collections import Counter
+from math import ceil, inf
+from pathlib import Path
+
+import torch.distributed as dist
+
+from relibra.agent import Agent
+from relibra.agent.link_rates import LinkRates
+from relibra.agent.transport.contract import Copy
+from relibra.agent.transport.schedule import transfer_schedule
+from relibra.errors import Unsupported
+from relibra.planning import Cluster, CostModel, Model
+
+_MOST_MEMORY = 0.1
+"""The part of the available host memory that the copy may take: it has 2 bytes of a weight, and beside it frameworks
+offload up to 18 (weights, gradients in fp32, main weights and two moments)."""
+_MICRO_BATCHES = 8
+"""The micro-batches of a pass, within which the copy must have saved what it took to make it."""
+
+
+def keep_host_copy(
+    agent: Agent, model: Model, cluster: Cluster, cost: CostModel | None, links: LinkRates, wanted: bool | None
+) -> str:
+    """Collective over all ranks, before the first step: keep a host copy if it pays; return the decision and why.
+
+    Args:
+        agent: the agent. It has a host copy if the user wants one.
+        model: the model, with the sizes of its experts.
+        cluster: the EP groups.
+        cost: the prices of plans; None where ranks have no GPUs.
+        links: what ranks measured; nothing where ranks have no GPUs.
+        wanted: what the user says; None to find out. That of rank 0 counts.
+
+    Raises:
+        RelibraError: a peer is gone.
+    """
+    told = [wanted]
+    dist.broadcast_object_list(told, src=0)
+    (wanted,) = told
+    keeps, why = bool(wanted), "as configured"
+    if wanted is None:
+        experts_per_rank = cluster.experts_per_rank(model)
+        keeps, why = choose(
+            links,
+            cluster,
+            relays=agent.relays,
+            experts_per_rank=experts_per_rank,
+            exposed_share=1 - (cost or CostModel()).hidden_transfer_share,
+            memory_share=memory_share(len(agent.layers) * experts_per_rank * model.expert_weight_size_bytes),
+        )
+        try:
+            if keeps:
+                agent.keep_host_copy()
+        except Unsupported as refusal:
+            keeps, why = False, str(refusal)
+    return f"{'a' if keeps else 'no'} host copy of experts ({why})"
+
+
+def choose(
+    links: LinkRates,
+    cluster: Cluster,
+    *,
+    relays: bool,
+    experts_per_rank: int,
+    exposed_share: float,
+    memory_share: float,
+) -> tuple[bool, str]:
+    """Return whether a host copy pays, and why.
+
+    It is judged by the cell that it helps most, in which the experts of one rank fill the slots of all others, and by
+    the time that making the copy takes in each pass, which nothing hides.
+
+    Args:
+        links: what ranks measured.
+        cluster: the EP groups.
+        relays: whether ranks send on experts that they receive.
+        experts_per_rank: the experts of a rank in a layer.
+        exposed_share: the part of the time of travelling weights that computation does not hide.
+        memory_share: the part of the available host memory that the copy would take.
+    """
+    if links.inside is None or links.from_host is None:
+        return False, "no replicas travel between GPUs"
+    rates = f"{links.from_host / 1e3:.3g} GB/s from the host and {links.inside / 1e3:.3g} GB/s from a peer, as measured"
+    speed = links.from_host / links.inside
+    slots = range(cluster.redundant_slots)
+    copies = tuple(Copy(0, slot, rank, slot) for rank in range(1, cluster.gpus_per_node) for slot in slots)
+    rounds = len(transfer_schedule(copies, relays=relays).rounds)
+    beside = transfer_schedule(copies, relays=relays, host_speed=speed)
+    from_host = Counter(copies[index].destination_rank for index in beside.from_host)
+    gained = rounds - max(len(beside.rounds), max(from_host.values(), default=0) / speed)
+    if gained * exposed_share <= 0:
+        return False, f"{rates}: peers have sent all replicas before one comes from the host"
+    needed = ceil(experts_per_rank / speed / (gained * exposed_share))
+    if needed > _MICRO_BATCHES:
+        return (
+            False,
+            f"{rates}: it would save less than its making takes in passes of fewer than {needed} micro-batches",
+        )
+    if memory_share > _MOST_MEMORY:
+        return False, (
+            f"it would take {memory_share:.0%} of the host memory that is available, to which frameworks offload; at "
+            f"most {_MOST_MEMORY:.0%}"
+        )
+    return True, f"{rates}: it pays from {needed} micro-batches in a pass on"
+
+
+def memory_share(size_bytes: int) -> float:
+    """Collective over all ranks: return which part of the available host memory blocks of this size take, at most.
+
+    Args:
+        size_bytes: the block of this rank; the blocks of all ranks of a machine count together.
+    """
+    mine = (socket.gethostname(), size_bytes, available_bytes())
+    told = [mine] * dist.get_world_size()
+    dist.all_gather_object(told, mine)
+    needed = Counter[str]()
+    for host, size, _ in told:
+        needed[host] += size
+    return max(needed[host] / available if available else inf for host, _, available in told)
+
+
+def available_bytes(container: Path = Path("/sys/fs/cgroup"), machine: Path = Path("/proc/meminfo")) -> int:
+    """Return the host memory that this process may still take, of its machine or its container; 0 if nobody knows."""
+    try:
+        known = re.search(r"MemAvailable:\s*(\d+) kB", machine.read_text())
+    except OSError:
+        known = None
+    available = 0 if known is None else int(known[1]) << 10
+    try:
+        limit, taken = ((container / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:  # no container, or version 1 of control groups
+        return available
+    return min(available, int(limit) - int(taken)) if limit.isdecimal() else available
