@@ -43,7 +43,10 @@ def test_plans_know_the_micro_batches_and_balance_them(balanced: Outcome, shared
 
 def test_S9_agent_loops_report_samples_where_they_finish_and_nothing_alarms(balanced: Outcome) -> None:
     check_said(
-        balanced, "relibra balances job whole-balanced", "relibra: samples of job whole-balanced are reported to"
+        balanced,
+        "relibra balances job whole-balanced",
+        "relibra leaves every expert of job whole-balanced at its place",
+        "relibra: samples of job whole-balanced are reported to",
     )
 
 
