@@ -26,7 +26,6 @@ def test_workers_get_the_settings_and_all_other_variables_of_relibra() -> None:
         "RELIBRA_PLAN_TIMEOUT_S": "30.0",
         "RELIBRA_PACK": "False",
         "RELIBRA_TRANSPORT": "auto",
-        "RELIBRA_HOST_COPY": "False",
         "RELIBRA_REORDER": "auto",
         "RELIBRA_GUARD": "True",
         "RELIBRA_MODE": "balance",
