@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from relibra.agent.adapters import check_parameters, product
+from relibra.agent.adapters import check_parameters, own_adapters, product
 from relibra.errors import Unsupported
 
 
@@ -29,8 +29,21 @@ def experts() -> Any:
     return module
 
 
-def _allreduce_shared_expert_grad(gradient: Tensor) -> Tensor:
-    return gradient
+class Summing:
+    """An adapter of Bridge 0.5.1, whose hooks sum gradients of matrices that ranks have drawn for themselves."""
+
+    def _allreduce_shared_expert_grad(self, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class Shared(Summing):
+    """An adapter of Bridge 0.6, whose matrices are equal on all ranks of an EP group."""
+
+    def _synchronize_shared_expert_parameters(self) -> None: ...
+
+
+class ParallelLinearAdapter(nn.Linear):
+    """An adapter of Bridge up to 0.5.0."""
 
 
 def test_the_product_is_found_inside_its_adapter(experts: Any) -> None:
@@ -48,15 +61,30 @@ def test_S9_matrices_whose_gradients_nobody_sums_are_refused_by_name(experts: An
 def test_matrices_that_all_experts_of_a_layer_share_are_taken(experts: Any, by_hook: bool) -> None:
     weight = experts.linear_fc1.adapter.weight
     if by_hook:
-        weight.register_hook(_allreduce_shared_expert_grad)
+        weight.register_hook(Shared()._allreduce_shared_expert_grad)
     else:
         weight.expert_parallel_replicated = True
     check_parameters(experts)
 
 
+def test_matrices_of_the_experts_of_a_rank_are_taken_where_homes_stay(experts: Any) -> None:
+    experts.linear_fc1.adapter = adapter = ParallelLinearAdapter(4, 2, bias=False)
+    assert own_adapters(experts) == [("linear_fc1.adapter", experts.linear_fc1, adapter)]
+    check_parameters(experts, homes_stay=True)
+    with pytest.raises(Unsupported, match=r"linear_fc1\.adapter\.weight of the experts.*reorder=never"):
+        check_parameters(experts)
+
+
+def test_S9_sums_over_matrices_that_ranks_have_drawn_for_themselves_are_refused(experts: Any) -> None:
+    experts.linear_fc1.adapter = adapter = ParallelLinearAdapter(4, 2, bias=False)
+    adapter.weight.register_hook(Summing()._allreduce_shared_expert_grad)
+    with pytest.raises(Unsupported, match=r"linear_fc1\.adapter\.weight of the experts"):
+        check_parameters(experts, homes_stay=True)
+
+
 def test_S9_hooks_that_fused_gradients_do_not_reach_are_refused(experts: Any) -> None:
     adapter = experts.linear_fc1.adapter
-    adapter.weight.register_hook(_allreduce_shared_expert_grad)
+    adapter.weight.register_hook(Shared()._allreduce_shared_expert_grad)
     adapter.gradient_accumulation_fusion = True
     with pytest.raises(Unsupported, match="gradient_accumulation_fusion=True, whose gradients"):
         check_parameters(experts)

@@ -1,15 +1,23 @@
 """A job whose homes stay gets replicas, and everything that reads weights by place is megatron's own."""
 
-from harness.distributed.layout import EP4
+import pytest
+
+from harness.distributed.layout import EP2_EDP2, EP4
 from harness.distributed.on_ranks import IS_RANK, on_ranks
 
 if IS_RANK:
+    from contextlib import nullcontext
+    from unittest import mock
+
     from torch import nn
 
-    from harness.distributed.comparison import balanced_job, num_micro_batches
+    from harness.distributed.adapters import OWN
+    from harness.distributed.comparison import assert_equal, balanced_job, compare, num_micro_batches
     from harness.distributed.gpt_job import GptJob
+    from harness.distributed.gpt_model import RECOMPUTE
     from harness.distributed.observed import Differences
     from relibra.agent import Phase
+    from relibra.agent.experts import GroupedExperts
     from relibra.planning import Cause
 
 
@@ -53,3 +61,23 @@ def test_S2_S5_a_plan_that_moves_an_expert_is_not_taken_where_homes_stay(cluster
     assert "this job's homes stay" in outcome.reason
     assert (job.agent.home_rank_LE == cluster.identity_placement(job.model)).all()
     job.agent.end_step()
+
+
+def with_adapters_of_ranks(cluster, **options):
+    experts = {"grouped": True, "adapted": ("linear_qkv", "linear_fc1", "linear_fc2", OWN)}
+    return compare(cluster, bf16=False, experts=experts, homes_stay=True, plan={"move": False}, **options)
+
+
+@pytest.mark.parametrize(("sharded", "recomputation"), [(False, "none"), (True, "selective")])
+@on_ranks(EP4, EP2_EDP2)
+def test_S5_the_adapter_of_a_rank_goes_with_the_copies_of_its_experts(cluster, sharded, recomputation):
+    """Its gradients return, from all copies of all its experts."""
+    got = with_adapters_of_ranks(cluster, sharded=sharded, **RECOMPUTE[recomputation])
+    assert all(outcome.applied and outcome.num_replicas for outcome in got.outcomes)
+    assert_equal(got)
+
+
+@on_ranks(EP4)
+def test_S5_the_comparison_sees_copies_that_meet_the_adapter_of_another_rank(cluster):
+    with mock.patch.object(GroupedExperts, "_adapt", return_value=nullcontext()):
+        assert with_adapters_of_ranks(cluster, sharded=False).worst["grad"] > 0.1

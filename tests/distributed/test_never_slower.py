@@ -18,7 +18,7 @@ if IS_RANK:
     from harness.distributed.observed import TOLERANCE, Differences, gathered
     from relibra.agent import Phase
     from relibra.agent.cells.layer import LayerExecution
-    from relibra.agent.transport import ProcessGroupTransport
+    from relibra.agent.transport.process_group import _Transfers
     from relibra.planning import Cause, PlanId, Replicas, StepPlan
 
 NUM_STEPS = 20
@@ -58,7 +58,7 @@ class LogicalTime:
         self.now_s, self.wait_s = 0.0, wait_s
 
     def running(self):
-        compute, start = LayerExecution.compute, ProcessGroupTransport.start
+        compute, start = LayerExecution.compute, _Transfers.start
 
         def computing(execution, forward, tokens, *args, **kwargs):
             self.now_s += len(tokens)
@@ -68,9 +68,7 @@ class LogicalTime:
             self.now_s += self.wait_s
             return start(*args)
 
-        return mock.patch.multiple(LayerExecution, compute=computing), mock.patch.multiple(
-            ProcessGroupTransport, start=starting
-        )
+        return mock.patch.multiple(LayerExecution, compute=computing), mock.patch.multiple(_Transfers, start=starting)
 
 
 def trained(cluster, answers, wait_s):

@@ -25,7 +25,7 @@ if IS_RANK:
     from relibra.agent import Phase
     from relibra.agent.cells.layer import LayerExecution
     from relibra.agent.experts import SequentialExperts
-    from relibra.agent.transport import SymmetricTransport
+    from relibra.agent.transport.symmetric import _Transfers
 
 DEADLINE_S = 10.0
 
@@ -70,14 +70,13 @@ if IS_RANK:
     def traced(cluster):
         """Return the spans of one micro-batch."""
         job, _ = balanced_job(cluster, transport="symmetric")
-        start, run, compute = SymmetricTransport.start, SequentialExperts.run, LayerExecution.compute
+        start, run, compute = _Transfers.start, SequentialExperts.run, LayerExecution.compute
         started = []
 
         def noted_start(self, *args):
-            transfer = start(self, *args)
-            if transfer._sent is not None:
-                started.append(transfer._sent.is_over.is_set)
-            started.extend(functools.partial(self._device.has_come, *each) for each in transfer._awaited.items())
+            transfer, device = start(self, *args), self._transport._device
+            for word, value in () if self._signals is None else self._signals.wait.work:
+                started.append(functools.partial(device.has_come, word, value + transfer._base))
             return transfer
 
         def has_arrived():
@@ -100,7 +99,7 @@ if IS_RANK:
         job.agent.begin_step(0, Phase.UPDATE)
         threads = _ExperimentalConfig(profile_all_threads=True)
         with (
-            mock.patch.object(SymmetricTransport, "start", noted_start),
+            mock.patch.object(_Transfers, "start", noted_start),
             mock.patch.object(SequentialExperts, "run", busy_run),
             mock.patch.object(LayerExecution, "compute", named_compute),
             profile(activities=[ProfilerActivity.CPU], experimental_config=threads) as profiled,

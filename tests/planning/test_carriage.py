@@ -21,6 +21,12 @@ def test_a_wave_takes_as_long_as_its_busiest_link():
     assert _CARRIAGE.us(home_LE, previous_LE, gpus_per_node=2) == 10_000 / 50 + WAVE_US
 
 
+def test_experts_that_change_how_many_a_rank_has_travel_at_once() -> None:
+    """As under EPLB: rank 0 sends two experts to the other node, and nothing comes back."""
+    previous_LE, home_LE = np.array([[0, 0, 1, 2, 3]]), np.array([[2, 3, 1, 2, 3]])
+    assert _CARRIAGE.us(home_LE, previous_LE, gpus_per_node=2) == 2 * 10_000 / 50 + WAVE_US
+
+
 def test_moving_everything_costs_what_papers_report():
     """Moving an expert of DeepSeek-V3 with its optimizer state between nodes takes about 14 ms."""
     carriage = Carriage(expert_bytes=7 * 88_080_384, inside_bytes_per_us=360e3, across_bytes_per_us=45e3)

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning.places import Placement
+from relibra.planning.places import Move, Placement
 from relibra.planning.waves import BUFFER_BYTES, Wave, WaveSize, waves_of
 
 WAVE_US = 1000.0
@@ -34,7 +34,11 @@ class Carriage:
         return num_moved / num_ranks * self.expert_bytes / self.across_bytes_per_us
 
     def us(self, home_LE: NDArray[np.int32], previous_LE: NDArray[np.int32], gpus_per_node: int) -> float:
-        """Return the time in which all experts move from their home ranks in `previous_LE` to those in `home_LE`."""
+        """Return the time in which all experts move from their home ranks in `previous_LE` to those in `home_LE`.
+
+        Where a rank does not keep its number of experts, as with published ways of balancing, no ranks of relibra carry
+        the moves out: all experts travel at once.
+        """
         if not self.expert_bytes or np.array_equal(home_LE, previous_LE):
             return 0.0
         previous, home = (np.ascontiguousarray(each_LE, dtype=np.int32) for each_LE in (previous_LE, home_LE))
@@ -48,6 +52,10 @@ def _busiest_of(
     previous: bytes, home: bytes, num_layers: int, gpus_per_node: int, expert_bytes: int
 ) -> NDArray[np.float64]:
     previous_LE, home_LE = (np.frombuffer(each, dtype=np.int32).reshape(num_layers, -1) for each in (previous, home))
+    if (np.sort(previous_LE) != np.sort(home_LE)).any():
+        index_X2 = np.argwhere(previous_LE != home_LE).tolist()
+        at_once = [Move(layer, e, int(previous_LE[layer, e]), 0, int(home_LE[layer, e]), 0) for layer, e in index_X2]
+        return busiest([at_once], gpus_per_node)
     start = Placement.of_homes(previous_LE)
     moves = start.moves_to(start.with_homes(home_LE))
     size = WaveSize.of(BUFFER_BYTES, expert_bytes)

@@ -16,16 +16,18 @@ CPU = torch.device("cpu")
 def test_the_counts_are_those_of_routing_maps(dtype: torch.dtype, at_once: int) -> None:
     cells = torch.rand(3, 40, 8, generator=torch.Generator().manual_seed(0)).argsort(dim=-1)[..., :2]
     with mock.patch.object(counts_ahead, "_MAP_BYTES", at_once):
-        got_CE = count_ahead(cells.to(dtype).unbind(), 8, CPU)
-    assert got_CE is not None
+        counted = count_ahead(cells.to(dtype).unbind(), 8, CPU)
+    assert counted is not None
+    got_CE, left_C = counted
+    assert left_C.tolist() == [0, 0, 0]
     assert got_CE.dtype == torch.int32
     assert torch.equal(got_CE, torch.stack([torch.bincount(cell.flatten(), minlength=8) for cell in cells]).int())
 
 
 def test_an_expert_that_a_row_names_twice_counts_once() -> None:
-    got_CE = count_ahead([torch.tensor([[1, 1], [0, 1]])], 3, CPU)
-    assert got_CE is not None
-    assert got_CE.tolist() == [[1, 2, 0]]
+    counted = count_ahead([torch.tensor([[1, 1], [0, 1]])], 3, CPU)
+    assert counted is not None
+    assert [each.tolist() for each in counted] == [[[1, 2, 0]], [0]]
 
 
 def test_nothing_is_counted_if_a_cell_has_no_replay_or_another_shape() -> None:
@@ -35,9 +37,9 @@ def test_nothing_is_counted_if_a_cell_has_no_replay_or_another_shape() -> None:
 
 
 def test_rows_that_a_replay_leaves_to_the_router_do_not_count() -> None:
-    got_CE = count_ahead([torch.tensor([[2, 1], [-1, -1]])], 3, CPU)
-    assert got_CE is not None
-    assert got_CE.tolist() == [[0, 1, 1]]
+    counted = count_ahead([torch.tensor([[2, 1], [-1, -1]])], 3, CPU)
+    assert counted is not None
+    assert [each.tolist() for each in counted] == [[[0, 1, 1]], [1]]
 
 
 def test_a_phase_is_close_if_all_its_cells_are() -> None:

@@ -51,10 +51,16 @@ def test_S9_a_replay_that_ranks_relied_on_in_vain_is_said_once(caplog: pytest.Lo
     assert not rank.agreed
 
 
-def test_a_phase_is_exact_if_its_last_run_with_replicas_was() -> None:
+def test_S9_a_phase_is_exact_if_its_last_run_with_replicas_was_and_if_not_this_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     rank = ForetoldPhases()
-    rank.note(NEXT, True, 0, is_exact=True)
-    rank.note(NEXT, None, 1)
-    assert rank.exact == {NEXT}
-    rank.note(NEXT, True, 2)
-    assert not rank.exact
+    with caplog.at_level(logging.INFO):
+        rank.note(NEXT, True, 0, is_exact=True)
+        rank.note(NEXT, None, 1)
+        assert rank.exact == {NEXT}
+        assert not caplog.records
+        for step in (2, 3):
+            rank.note(NEXT, True, step)
+            assert not rank.exact
+    assert ["leaves some tokens to routers" in record.message for record in caplog.records] == [True]

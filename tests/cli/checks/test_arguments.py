@@ -59,8 +59,8 @@ def test_a_refused_argument_is_named_with_its_fix(more, fix, found):
 
 _ADAPTERS = {
     CheckResult.FAILED: (
-        "use share_expert_adapters=True with Megatron-Bridge 0.6 or newer, moe_grouped_gemm=False, or target_modules "
-        "without linear_fc1 and linear_fc2 of experts"
+        "use share_expert_adapters=True with Megatron-Bridge 0.6 or newer, or up to 0.5.0 with reorder=never and "
+        "without fp8, moe_grouped_gemm=False, or target_modules without linear_fc1 and linear_fc2 of experts"
     ),
     CheckResult.WARNING: (
         "use Megatron-Bridge 0.6 or newer; with gradient_accumulation_fusion=True, one with "

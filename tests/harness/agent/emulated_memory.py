@@ -84,6 +84,7 @@ class CallingThread:
             for each in work:
                 self._memory.do(each, base)
 
+        run.work = work  # type: ignore[attr-defined]  # for tests that ask what a transfer waits for
         return run
 
 

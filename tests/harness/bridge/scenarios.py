@@ -1,7 +1,7 @@
 """Scenarios on four ranks: a GPT whose grouped experts have Megatron-Bridge's LoRA, with and without an agent."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -20,7 +20,7 @@ from harness.distributed.gpt_job import GptJob
 from harness.distributed.layout import EP2_EDP2, EP4
 from harness.distributed.observed import refusal
 from harness.plugin_contract import Rank, Scenario
-from relibra.agent.megatron import layers
+from relibra.agent.experts import GroupedExperts
 from relibra.planning import Cluster
 
 TARGETS = {"grouped": True, "adapted": ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")}
@@ -55,14 +55,18 @@ def trains_as_bridge_alone(_: Rank) -> None:
             assert_equal(got)
 
 
-def the_comparison_sees_adapters_that_differ_between_ranks(_: Rank) -> None:
-    """As before Bridge 0.6, each rank trains an adapter of its own; a replica meets that of the wrong rank."""
+def an_adapter_of_each_rank_goes_with_copies(_: Rank) -> None:
+    """As before Bridge 0.5.1, each rank trains an adapter of its own. Where experts move, it is refused."""
+    copies_alone: dict[str, Any] = {"experts": TARGETS, "homes_stay": True, "plan": {"move": False}}
     with (
         adapted(EP4.cluster),
         mock.patch.object(ParallelLinearAdapter, "_register_shared_expert_grad_sync_hooks"),
-        mock.patch.object(layers, "check_parameters"),
     ):
-        assert compare(EP4.cluster, sharded=False, bf16=False, experts=TARGETS).worst["grad"] > 0.1
+        text = refusal(lambda: balanced_job(EP4.cluster, **TARGETS))
+        assert "which not all experts of a layer share" in text, text
+        assert_equal(compare(EP4.cluster, sharded=False, bf16=False, **copies_alone))
+        with mock.patch.object(GroupedExperts, "_adapt", return_value=nullcontext()):
+            assert compare(EP4.cluster, sharded=False, bf16=False, **copies_alone).worst["grad"] > 0.1
 
 
 def checkpoints_load_without_relibra(_: Rank) -> None:
@@ -99,9 +103,7 @@ def matrices_of_single_experts_are_refused(_: Rank) -> None:
 
 SCENARIOS: dict[str, Scenario] = {
     "S5_one_adapter_of_all_experts_trains_as_under_bridge_alone": trains_as_bridge_alone,
-    "S5_the_comparison_sees_adapters_that_differ_between_ranks": (
-        the_comparison_sees_adapters_that_differ_between_ranks
-    ),
+    "S5_an_adapter_of_each_rank_goes_with_copies": an_adapter_of_each_rank_goes_with_copies,
     "S5_a_checkpoint_with_adapters_loads_without_relibra_after_reorders": checkpoints_load_without_relibra,
     "S9_matrices_that_not_all_experts_share_are_refused": matrices_of_single_experts_are_refused,
 }

@@ -2,6 +2,7 @@
 
 The matrices around a grouped product are those of all experts of a layer: equal on all ranks of an EP group, and
 trained on the sum of their gradients. Bridge 0.6 sums in hooks. Later it marks the matrices, and sums once per step.
+Before 0.5.1 it did not sum: with `OWN` among the targets, the matrices are those of the experts of a rank.
 """
 
 from typing import Any
@@ -13,6 +14,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor, nn
 
 RANK = 4
+OWN = "adapters of ranks"
 
 
 class Adapter(nn.Module):
@@ -40,21 +42,28 @@ class SharedAdapter(Adapter):
             dist.broadcast(parameter.detach(), dist.get_global_rank(self.group, 0), group=self.group)
             parameter.register_hook(self._allreduce_shared_expert_grad)
 
+    def _synchronize_shared_expert_parameters(self) -> None:
+        """Broadcast the matrices, which the constructor has done."""
+
     def _allreduce_shared_expert_grad(self, gradient: Tensor) -> Tensor:
         dist.all_reduce(gradient, group=self.group)
         return gradient
 
 
+class ParallelLinearAdapter(Adapter):
+    """The product of low rank around the experts of a rank, which no other rank trains."""
+
+
 class AdaptedLinear(nn.Module):
     """A linear layer of megatron, or a grouped product, and its adapter beside it, as `LoRALinear`."""
 
-    def __init__(self, to_wrap: Any) -> None:
+    def __init__(self, to_wrap: Any, around_product: type[Adapter]) -> None:
         super().__init__()
         self.to_wrap = to_wrap
         is_grouped = hasattr(to_wrap, "weight0")
         like = to_wrap.weight0 if is_grouped else to_wrap.weight
         outputs, inputs = like.shape
-        self.adapter = (SharedAdapter if is_grouped else Adapter)(inputs, outputs, like)
+        self.adapter = (around_product if is_grouped else Adapter)(inputs, outputs, like)
 
     def forward(self, inputs: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         outputs, bias = self.to_wrap(inputs, *args, **kwargs)
@@ -89,11 +98,13 @@ def adapt(model: nn.Module, targets: tuple[str, ...]) -> None:
     """Wrap every module whose name ends with one of `targets`, and freeze all parameters but those of adapters."""
     if not targets:
         return
+    around_product = ParallelLinearAdapter if OWN in targets else SharedAdapter
     found = [(name, module) for name, module in model.named_modules() if name.endswith(targets)]
     for name, module in found:
         parent, _, own = name.rpartition(".")
-        wrapper = AdaptedRouter if isinstance(module, TopKRouter) else AdaptedLinear
-        setattr(model.get_submodule(parent), own, wrapper(module))
+        is_router = isinstance(module, TopKRouter)
+        wrapper = AdaptedRouter(module) if is_router else AdaptedLinear(module, around_product)
+        setattr(model.get_submodule(parent), own, wrapper)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".adapter." in name)
 

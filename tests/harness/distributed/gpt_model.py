@@ -17,7 +17,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from harness.distributed.adapters import adapt, finalize_with_sum, sum_once_per_step
+from harness.distributed.adapters import OWN, adapt, finalize_with_sum, sum_once_per_step
 from harness.distributed.grouped import use_grouped_experts
 from harness.distributed.latent import latent_projections
 from relibra.planning import Cluster, Model
@@ -159,6 +159,8 @@ def build(
             if "norm" not in name:
                 # Multi-token prediction has a copy of the embedding on the last stage.
                 place = "0/0" if "word_embeddings" in name else f"{stage}/{chunk}"
+                if OWN in adapted and ".experts." in name and ".adapter." in name:
+                    place += f"/{parallel_state.get_expert_model_parallel_rank()}"
                 seed = zlib.crc32(f"{place}/{name}".encode())
                 values = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
                 parameter.copy_(values * (0.5 if "router" in name else 0.15))

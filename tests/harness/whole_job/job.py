@@ -1,6 +1,7 @@
 """A launch of a whole job on the CPU, and what it leaves, whatever the framework."""
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,11 @@ class Outcome:
     def log(self) -> str:
         """What all processes printed."""
         return (self.folder / "log").read_text()
+
+    @property
+    def said(self) -> list[str]:
+        """The lines of relibra in all processes, without what the framework puts before them."""
+        return re.findall(r"(?:\d{3}:|\[0m )(relibra[: ].*)", self.log)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -132,6 +138,13 @@ def check_planned(outcome: Outcome) -> None:
         assert len(of_rank) == 2 * NUM_STEPS, "a pass over old log-probabilities and an update in every step"
         assert all(of_pass["is_applied"] for of_pass in of_rank), of_rank
         assert all(of_pass["num_replicas"] for of_pass in of_rank), of_rank
+
+
+def check_said(outcome: Outcome, *beginnings: str) -> None:
+    """Check that relibra said what is to be said, and nothing else: a false alarm is one too many."""
+    for beginning in beginnings:
+        assert any(line.startswith(beginning) for line in outcome.said), (beginning, outcome.said)
+    assert all(line.startswith(beginnings) for line in outcome.said), outcome.said
 
 
 def check_alike(planned: Mapping[str, float], own: Mapping[str, float], names: Sequence[str]) -> None:

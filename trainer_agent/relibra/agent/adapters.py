@@ -7,6 +7,11 @@ group have equal matrices and train them on the sum of their gradients. So there
 layer, and it does not matter which rank computes a token of an expert: as a home, with a replica, or after a move.
 Nothing of the adapter travels.
 
+Up to 0.5.0 nobody sums, so each rank trains an adapter of its own, for the experts that live on it. Where homes stay,
+the matrices are tensors of each of these experts: a replica meets those of its home, and their gradients return there.
+Where experts move, they would meet the adapter of another rank. Bridge 0.5.1 sums gradients of matrices that each rank
+has drawn for itself, which is neither of the two, and refused.
+
 Bridge sums gradients in one of two ways (`peft/utils.py`):
 
 - 0.6: in a hook on each matrix, which gets no gradients that megatron's own products add to `main_grad`
@@ -20,7 +25,7 @@ the range of the weights of an expert in one (`_amax`).
 
 import re
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -30,6 +35,8 @@ from relibra.agent.setting import Refusal
 _OF_ONE_EXPERT = re.compile(r"local_experts\.\d+\..+|linear_fc[12]\.(to_wrap\.)*(weight|bias)\d*")
 """Names of parameters that belong to one expert. A single `weight` of all experts is refused by `GroupedExperts`."""
 _AROUND_PRODUCT = re.compile(r"linear_fc[12]\.")
+_OF_ALL_TOKENS = "ParallelLinearAdapter"
+"""Bridge's adapter that treats all tokens alike; its others have matrices for single experts."""
 
 
 def product(experts: Any, name: str) -> tuple[str, Any]:
@@ -45,8 +52,39 @@ def product(experts: Any, name: str) -> tuple[str, Any]:
     return path, part
 
 
-def check_parameters(experts: nn.Module) -> None:
+class OwnAdapter(NamedTuple):
+    """An adapter around a product that serves the experts of one rank alone."""
+
+    path: str
+    """Where it is in the module of experts."""
+    wrapper: nn.Module
+    """The module that calls it, by the name `adapter`."""
+    adapter: nn.Module
+
+
+def own_adapters(experts: Any) -> list[OwnAdapter]:
+    """Return the adapters around products that each rank trains for its own experts."""
+    found = list[OwnAdapter]()
+    for name in ("linear_fc1", "linear_fc2"):
+        wrapper = getattr(experts, name, None)
+        adapter = getattr(wrapper, "_modules", {}).get("adapter")
+        if (
+            wrapper is None
+            or adapter is None
+            or _OF_ALL_TOKENS not in (each.__name__ for each in type(adapter).__mro__)
+        ):
+            continue
+        if not any(_is_shared(each) or _summing(each) for each in adapter.parameters()):
+            found.append(OwnAdapter(f"{name}.adapter", wrapper, adapter))
+    return found
+
+
+def check_parameters(experts: nn.Module, *, homes_stay: bool = False) -> None:
     """Check that every parameter of an experts module belongs to one expert, or serves all experts of the layer alike.
+
+    Args:
+        experts: the module.
+        homes_stay: whether no expert moves. Then a parameter may serve the experts of a rank.
 
     Raises:
         Unsupported: a parameter does neither, or there is a buffer; the message names it.
@@ -59,8 +97,11 @@ def check_parameters(experts: nn.Module) -> None:
         )
     named = list(experts.named_parameters(remove_duplicate=False))
     numbers = Counter(id(parameter) for _, parameter in named)
+    own = tuple(f"{each.path}." for each in own_adapters(experts)) if homes_stay else ()
     for name, parameter in named:
         if not _OF_ONE_EXPERT.fullmatch(name) or numbers[id(parameter)] > 1:
+            if own and name.startswith(own):
+                continue
             refusal = _obstacle(name, parameter, experts.get_submodule(name.rpartition(".")[0]))
             if refusal is not None:
                 raise refusal.error
@@ -69,11 +110,20 @@ def check_parameters(experts: nn.Module) -> None:
 def _obstacle(name: str, parameter: nn.Parameter, owner: nn.Module) -> Refusal | None:
     """Return why a parameter of `owner` does not serve all experts of a layer alike, or None if it does."""
     what = f"the parameter {name} of the experts"
-    hooks = getattr(parameter, "_backward_hooks", None) or {}
-    has_old_hook = any(getattr(hook, "__name__", "") == "_allreduce_shared_expert_grad" for hook in hooks.values())
-    is_shared = has_old_hook or getattr(parameter, "expert_parallel_replicated", False)
-    if not (is_shared and _AROUND_PRODUCT.match(name)):
+    if not (_is_shared(parameter) and _AROUND_PRODUCT.match(name)):
         return adapter_without_sum(what)
-    has_hook = has_old_hook or hasattr(parameter, "_expert_parallel_grad_hook")
+    has_hook = bool(_summing(parameter)) or hasattr(parameter, "_expert_parallel_grad_hook")
     is_fused = bool(getattr(owner, "gradient_accumulation_fusion", False))
     return adapter_that_drifts(what) if has_hook and is_fused else None
+
+
+def _is_shared(parameter: nn.Parameter) -> bool:
+    """Return whether a parameter is equal on all ranks of an EP group, and trains on the sum of their gradients."""
+    is_marked = bool(getattr(parameter, "expert_parallel_replicated", False))
+    return is_marked or any(hasattr(owner, "_synchronize_shared_expert_parameters") for owner in _summing(parameter))
+
+
+def _summing(parameter: nn.Parameter) -> list[Any]:
+    """Return the adapters that sum the gradients of a parameter over the ranks of an EP group, in hooks."""
+    hooks = (getattr(parameter, "_backward_hooks", None) or {}).values()
+    return [hook.__self__ for hook in hooks if getattr(hook, "__name__", "") == "_allreduce_shared_expert_grad"]

@@ -80,7 +80,7 @@ def attach(
         layers = [layer for layer, _ in moe_layers]
         check_instances([*megatron.parts(chunks, layers), *megatron.optimizer_parts(optimizer)])
         for layer, _ in moe_layers:
-            megatron.check_layer(layer, config.model, config.cluster)
+            megatron.check_layer(layer, config.model, config.cluster, homes_stay=config.homes_stay)
         state = megatron.optimizer_state(optimizer)
         held = [experts_of(layer.experts) for layer in layers]
         unplanned = [experts_of(layer.experts) for layer in megatron.layers_without_plans(chunks)]

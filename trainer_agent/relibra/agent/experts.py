@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from relibra.agent import quantized
-from relibra.agent.adapters import product
+from relibra.agent.adapters import own_adapters, product
 from relibra.agent.refusals import refuse
 
 ExpertsForward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
@@ -92,8 +93,9 @@ class GroupedExperts:
     """Experts in two grouped products with parameters `weight{i}` and `bias{i}`, as in `TEGroupedMLP`.
 
     A grouped product looks up its tensors and their number in every forward, so replicas are added as further tensors.
-    With fp8, the modules that pad the tokens of each expert also know the number. An adapter around a product serves
-    all experts alike (`relibra.agent.adapters`), and computes on the tokens of replicas, too.
+    With fp8, the modules that pad the tokens of each expert also know the number. An adapter around a product that
+    serves all experts alike (`relibra.agent.adapters`) computes on the tokens of replicas, too. The matrices of one
+    that serves the experts of this rank are further tensors of each of them.
     """
 
     def __init__(self, module: Any) -> None:
@@ -112,7 +114,11 @@ class GroupedExperts:
             raise refuse(
                 "grouped experts without a parameter weight{i} for every expert", "moe_single_grouped_weight=False"
             )
-        self.parameters = [[linear.get_parameter(f"{kind}{slot}") for _, linear, kind in kinds] for slot in self._slots]
+        self._own = own_adapters(module)
+        of_adapters = [parameter for own in self._own for parameter in own.adapter.parameters()]
+        self.parameters = [
+            [linear.get_parameter(f"{kind}{slot}") for _, linear, kind in kinds] + of_adapters for slot in self._slots
+        ]
 
     @property
     def _slots(self) -> range:
@@ -120,14 +126,18 @@ class GroupedExperts:
 
     def name(self, tensor: int, expert: int) -> str:
         """See `Experts`."""
+        if tensor >= len(self._kinds):  # of an adapter, in a job whose homes stay, which renames nothing
+            names = [f"{own.path}.{name}" for own in self._own for name, _ in own.adapter.named_parameters()]
+            return names[tensor - len(self._kinds)]
         linear_name, _, kind = self._kinds[tensor]
         return f"{linear_name}.{kind}{expert}"
 
     def run(self, forward: ExpertsForward, dispatched: Dispatched, replicas: Sequence[Sequence[Tensor]]) -> Tensor:
         """See `Experts`."""
         tokens, tokens_per_slot, probs = dispatched
-        with self._extend(replicas):
-            return forward(tokens, tokens_per_slot[: self.num_home_slots + len(replicas)], probs)[0]
+        tokens_per_slot = tokens_per_slot[: self.num_home_slots + len(replicas)]
+        with self._extend(replicas), self._adapt(tokens_per_slot, replicas):
+            return forward(tokens, tokens_per_slot, probs)[0]
 
     def forget_quantized(self) -> None:
         """See `Experts`."""
@@ -146,7 +156,7 @@ class GroupedExperts:
 
         try:
             for slot, weights in enumerate(replicas, first):
-                for (_, linear, kind), tensor in zip(self._kinds, weights, strict=True):
+                for (_, linear, kind), tensor in zip(self._kinds, weights[: len(self._kinds)], strict=True):
                     add(linear, f"{kind}{slot}", tensor)
                 for _, linear in self._linears:
                     if "bias0" in vars(linear):  # Transformer Engine's empty stand-in for missing biases
@@ -164,6 +174,47 @@ class GroupedExperts:
                 quantized.forget(linear, but=homes)  # their memory, too
             for linear, name in added:
                 del vars(linear)[name]
+
+    @contextmanager
+    def _adapt(self, tokens_per_slot: Tensor, replicas: Sequence[Sequence[Tensor]]) -> Iterator[None]:
+        """Have the tokens of each replica meet the adapters of its home in the body."""
+        if not self._own or not replicas:
+            yield
+            return
+        sizes = [int(tokens_per_slot[: self.num_home_slots].sum()), *tokens_per_slot[self.num_home_slots :].tolist()]
+        begin = len(self._kinds)
+        try:
+            for _, wrapper, adapter in self._own:
+                names = [name for name, _ in adapter.named_parameters()]
+                end = begin + len(names)
+                matrices = [dict(zip(names, weights[begin:end], strict=True)) for weights in replicas]
+                wrapper._modules["adapter"] = _OfHomes(adapter, sizes, matrices)
+                begin = end
+            yield
+        finally:
+            for _, wrapper, adapter in self._own:
+                wrapper._modules["adapter"] = adapter
+
+
+class _OfHomes(nn.Module):
+    """An adapter for tokens of home experts, and then of replicas, each of which brings the matrices of its home.
+
+    Args:
+        adapter: that of this rank.
+        sizes: the tokens of all home experts, and those of each replica.
+        matrices: those of each replica, by name.
+    """
+
+    def __init__(self, adapter: nn.Module, sizes: Sequence[int], matrices: Sequence[dict[str, Tensor]]) -> None:
+        super().__init__()
+        self._sizes, self._matrices = sizes, matrices
+        self._run = partial(functional_call, adapter)
+
+    def forward(self, tokens: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Run the adapter on all tokens."""
+        parts = torch.split(tokens, list(self._sizes))
+        named: list[dict[str, Tensor]] = [{}, *self._matrices]
+        return torch.cat([self._run(of, (part, *args), kwargs) for part, of in zip(parts, named, strict=True)])
 
 
 def require_gradients(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:

@@ -190,7 +190,10 @@ NEEDS = (
         Use.CALLED,
     ),
     *_needs_of(
-        _DDP, "DistributedDataParallel", "module ddp_config remove_forward_pre_hook_handles", "looks inside DDP"
+        _DDP,
+        "DistributedDataParallel",
+        "module ddp_config remove_forward_pre_hook_handles param_to_bucket_group",
+        "looks inside DDP",
     ),
     *_needs_of(_OPTIMIZER, "ChainedOptimizer", "chained_optimizers", "finds optimizer state"),
     *_needs_of(_OPTIMIZER, "FP32Optimizer", "optimizer config", "finds optimizer state"),

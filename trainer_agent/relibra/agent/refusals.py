@@ -76,11 +76,12 @@ def saving_refusals(config: Any) -> list[Refusal]:
 def adapter_without_sum(what: str) -> Refusal:
     """Return the refusal of LoRA matrices that do not serve all experts of a layer alike."""
     return Refusal(
-        f"{what}, which not all experts of a layer share (LoRA of Megatron-Bridge before 0.6 trains other matrices on "
-        "each rank; with share_expert_adapters=False or experts_shared_outer_loras=True, and in ROLL and ms-swift, "
-        "matrices of single experts lie beside the grouped product, where they do not go with their expert)",
-        "share_expert_adapters=True with Megatron-Bridge 0.6 or newer, moe_grouped_gemm=False, or target_modules "
-        "without linear_fc1 and linear_fc2 of experts",
+        f"{what}, which not all experts of a layer share (LoRA of Megatron-Bridge up to 0.5.0 trains other matrices on "
+        "each rank, which stay behind when an expert moves; 0.5.1 sums the gradients of such matrices; with "
+        "share_expert_adapters=False or experts_shared_outer_loras=True, and in ROLL and ms-swift, matrices of single "
+        "experts lie beside the grouped product, where they do not go with their expert)",
+        "share_expert_adapters=True with Megatron-Bridge 0.6 or newer, or up to 0.5.0 with reorder=never and without "
+        "fp8, moe_grouped_gemm=False, or target_modules without linear_fc1 and linear_fc2 of experts",
         "all experts of a layer share one adapter, their products run one after the other, or they are not adapted",
         "share_expert_adapters",
     )
@@ -117,10 +118,11 @@ def adapter_advice(config: Any) -> list[Refusal]:
         return []
     return [
         Refusal(
-            f"{_ADAPTERS}, which attach takes if Megatron-Bridge trains one adapter for all experts of a layer",
+            f"{_ADAPTERS}, which attach takes if Megatron-Bridge trains one adapter for all experts of a layer, and "
+            "where no expert moves also one for those of a rank",
             "Megatron-Bridge 0.6 or newer; with gradient_accumulation_fusion=True, one with "
             "finalize_model_grads_with_expert_adapter_sync",
-            "none: in older ones the adapters of the ranks differ, and attach says so",
+            "none: in older ones the adapters of the ranks differ, and attach refuses them where experts move",
             "share_expert_adapters",
         )
     ]

@@ -115,10 +115,14 @@ _GRADIENT_SMS = Range(
 )
 _HOST_US = Range(
     low=100,
-    mid=200,
-    high=400,
-    source="earlier runs on CPU ranks. `python -m benchmarks.wall_clock` measures it, with gloo; no quiet machine has "
-    "run that yet. On a GPU a part of it hides behind kernels that are queued, which nobody has measured",
+    mid=185,
+    high=270,
+    source="`python -m benchmarks.host_cost`, 14 replicas in the node, symmetric memory: 199 us of Python a pass (the "
+    "mean of recompute, forward and backward over a cell that is new in its step; 84 if it is not), on a busy core "
+    "where a small operation of torch takes 2.35 us; and 15.5 calls of the driver a pass, counted, which cost nothing "
+    "there. High: that core, 3.6 us a call (a cudaMemcpyAsync over NVLink on H100, meta-pytorch/torchcomms#2195), and "
+    "20 us for NCCL to gather counts (a guess). Low: a core where that operation takes 1 us, 1 us a call. The middle "
+    "is half-way. On a GPU a part hides behind kernels that are queued, which nobody has measured",
     is_guess=True,
 )
 _WAVE_US = Range(

@@ -24,11 +24,13 @@ _MOST_WRONG = 0.01
 """The part of a rank's tokens in a cell by which told counts may differ. Only these are split less evenly."""
 
 
-def count_ahead(expert_CTK: Sequence[Tensor | None], num_experts: int, device: torch.device) -> Tensor | None:
-    """Return how many tokens each cell routes to each expert, int32 `[C, E]`; None if a replay does not tell of all.
+def count_ahead(
+    expert_CTK: Sequence[Tensor | None], num_experts: int, device: torch.device
+) -> tuple[Tensor, Tensor] | None:
+    """Return how many tokens each cell routes to each expert, and how many a replay leaves to its router.
 
-    As in routers, a token counts once for an expert that its row names twice. Rows of -1, which a replay leaves to the
-    router, do not count.
+    Both are int32, `[C, E]` and `[C]`; None if a replay does not tell of all cells. As in routers, a token counts once
+    for an expert that its row names twice. Rows of -1 are left to the router.
 
     Args:
         expert_CTK: the experts of each cell, any integer dtype, on any device; None for a cell without replay.
@@ -45,8 +47,9 @@ def count_ahead(expert_CTK: Sequence[Tensor | None], num_experts: int, device: t
         ids_CTK = part_CTK.long()
         map_CTE = torch.zeros(len(part_CTK), num_tokens, num_experts + 1, dtype=torch.bool, device=device)
         map_CTE.scatter_(2, ids_CTK.where(ids_CTK >= 0, num_experts), True)
-        counts.append(map_CTE[..., :num_experts].sum(dim=1, dtype=torch.int32))
-    return counts[0] if len(counts) == 1 else torch.cat(counts)
+        counts.append(map_CTE.sum(dim=1, dtype=torch.int32))
+    counts_CE = counts[0] if len(counts) == 1 else torch.cat(counts)
+    return counts_CE[:, :num_experts].contiguous(), counts_CE[:, num_experts]
 
 
 class CellAhead(NamedTuple):
@@ -54,6 +57,8 @@ class CellAhead(NamedTuple):
 
     counts_E: Tensor | None
     """How many tokens of this rank go to each expert, int32; None if no replay tells."""
+    num_left: Tensor | None
+    """How many tokens of this rank a replay leaves to the router, int32; None if no replay tells."""
     gathered: tuple[GatheredAhead, int] | None
     """The counts of all ranks, under way, and the place of the cell in them; None if ranks gather cell by cell, or the
     tokens of the cell are not split."""
@@ -80,7 +85,8 @@ def cells_ahead(
         gather: begins to gather the counts `[num_split, E]` of all ranks, zeros from a rank whose replay does not tell;
             None if the ranks gather cell by cell.
     """
-    counts_CE = count_ahead(expert_CTK, num_experts, device)
+    counted = count_ahead(expert_CTK, num_experts, device)
+    counts_CE, left_C = (None, None) if counted is None else counted
     gathered = None
     if gather is not None and num_split:
         none_CE = torch.zeros(num_split, num_experts, dtype=torch.int32, device=device)
@@ -88,6 +94,7 @@ def cells_ahead(
     return [
         CellAhead(
             counts_E=None if counts_CE is None else counts_CE[place],
+            num_left=None if left_C is None else left_C[place],
             gathered=None if gathered is None or place >= num_split else (gathered, place),
         )
         for place in range(len(expert_CTK))

@@ -177,21 +177,22 @@ class GradientReturn:
         totals: list[Tensor] = []
         rounded: list[tuple[Tensor, Tensor]] = []
         home, trained_tensors = self._cell.experts.parameters, self._cell.trained
+        met = set[nn.Parameter]()
         for tile, _ in arriving:
             parameter = home[tile.home_slot][trained_tensors[tile.tensor]]
             main_grad: Tensor | None = getattr(parameter, "main_grad", None)
-            if main_grad is not None and main_grad.dtype == torch.float32:
-                totals.append(_part(main_grad.view(-1), tile))
-            elif main_grad is not None:
-                totals.append(torch.zeros(tile.end - tile.begin, dtype=torch.float32, device=main_grad.device))
-                rounded.append((_part(main_grad.view(-1), tile), totals[-1]))
-            else:
-                if parameter not in sums:
-                    sums[parameter] = _zeros(parameter)
-                totals.append(_part(sums[parameter].view(-1), tile))
+            if main_grad is None and parameter not in sums:
+                sums[parameter] = _zeros(parameter)
+            target = _part((sums[parameter] if main_grad is None else main_grad).view(-1), tile)
+            if target.dtype == torch.float32 and parameter not in met:
+                totals.append(target)
+            else:  # one kernel adds to all totals at once, so each needs memory of its own
+                totals.append(torch.zeros(tile.end - tile.begin, dtype=torch.float32, device=target.device))
+                rounded.append((target, totals[-1]))
+            met.add(parameter)
         grad_accumulate(totals, [gradients_RN for _, gradients_RN in arriving])
-        for main_grad, total in rounded:
-            main_grad.add_(total)
+        for target, total in rounded:
+            target.add_(total)
 
 
 def returning_bytes(experts: Iterable[Experts], num_slots: int, num_ranks: int, dtype: torch.dtype | None) -> int:

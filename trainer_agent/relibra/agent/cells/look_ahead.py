@@ -45,9 +45,7 @@ class LookAhead:
         expert_CTK = [self._known_experts(micro_batch, layer) for layer in layers]
         ahead = cells_ahead(expert_CTK, len(split), cells.num_experts, cells.device, gather)
         if tells_shapes:
-            # A row that a replay leaves to the router does not count, so fewer than all copies are told.
-            num_copies = max((experts_TK.numel() for experts_TK in expert_CTK if experts_TK is not None), default=-1)
-            ahead = self._with_shapes(micro_batch, layers, ahead, num_copies)
+            ahead = self._with_shapes(micro_batch, layers, ahead)
         micro_batch.ahead.update(zip(layers, ahead, strict=True))
 
     def note_choice(self, micro_batch: MicroBatch, routing_map_TE: Tensor) -> None:
@@ -86,11 +84,11 @@ class LookAhead:
         return split.share_P(table, split.gather(counts_E))
 
     def _with_shapes(
-        self, micro_batch: MicroBatch, layers: Sequence[int], ahead: Sequence[CellAhead], num_copies: int
+        self, micro_batch: MicroBatch, layers: Sequence[int], ahead: Sequence[CellAhead]
     ) -> list[CellAhead]:
         """Collective: return what is known of the cells of these layers, with what ranks will exchange in them."""
         cells, index = micro_batch.cells, micro_batch.index
-        slots, shares, counts = list[Tensor](), list[Tensor](), list[Tensor]()
+        slots, shares, counts, left = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
         none_E = torch.zeros(cells.num_experts, dtype=torch.int32, device=cells.device)
         for layer, cell in zip(layers, ahead, strict=True):
             slot_expert_P, home_share_P = cells.all_slots(index, layer)
@@ -98,9 +96,9 @@ class LookAhead:
             slots.append(slot_expert_P)
             shares.append(self._share_P(micro_batch, layer, cell, None) if is_split else home_share_P)
             counts.append(none_E if cell.counts_E is None else cell.counts_E)
-        counts_CE = torch.stack(counts)
-        counts_CP = slot_counts(counts_CE, torch.stack(slots), torch.stack(shares))
-        is_exact_C = (counts_CE.sum(dim=1) == num_copies) & micro_batch.counts_ahead.was_exact
+            left.append(none_E[0] + 1 if cell.num_left is None else cell.num_left)
+        counts_CP = slot_counts(torch.stack(counts), torch.stack(slots), torch.stack(shares))
+        is_exact_C = (torch.stack(left) == 0) & micro_batch.counts_ahead.was_exact
         assert self.dispatch_ranks is not None
         shapes = ShapesAhead(counts_CP, is_exact_C, self.dispatch_ranks)
         return [

@@ -74,9 +74,11 @@ class ReplicatedCell:
         """The parameters that are inputs of `accept`, found in the first pass that has a backward."""
         home = self.experts.parameters
         if self._reduces_early:
-            return [parameter for of_slot in home for parameter in require_gradients(of_slot)]
-        slots = sorted({copy.source_slot for copy in self.copies if copy.source_rank == self._rank})
-        return [parameter for slot in slots for parameter in require_gradients(home[slot])]
+            slots = list(range(len(home)))
+        else:
+            slots = sorted({copy.source_slot for copy in self.copies if copy.source_rank == self._rank})
+        # Matrices of an adapter belong to several experts.
+        return list(dict.fromkeys(parameter for slot in slots for parameter in require_gradients(home[slot])))
 
     @cached_property
     def anchor(self) -> Tensor:

@@ -50,7 +50,7 @@ def _preprocess(
             return plain(routing_map)
         received_TRS = known.received_TRS
         received_TR = received_TRS.sum(dim=2)
-        dispatcher.num_out_tokens = routing_map.shape[0] * dispatcher.config.moe_router_topk
+        dispatcher.num_out_tokens = int(known.sent_R.sum())
         dispatcher.input_splits = known.sent_R
         dispatcher.output_splits = received_TR[dispatcher.tp_rank].numpy()
         dispatcher.output_splits_tp = received_TR.sum(dim=1).numpy()

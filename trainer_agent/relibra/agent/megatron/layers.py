@@ -90,8 +90,8 @@ def router_of(layer: Any) -> Any:
     raise refuse(f"a router of type {type(layer.router).__name__}", "megatron's TopKRouter, or a subclass")
 
 
-def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
-    """Check one MoE layer.
+def check_layer(layer: Any, model: Model, cluster: Cluster, *, homes_stay: bool) -> None:
+    """Check one MoE layer of a job, whose experts may move or not.
 
     Raises:
         InvalidInput: the layer does not fit `model` and `cluster`.
@@ -115,7 +115,7 @@ def check_layer(layer: Any, model: Model, cluster: Cluster) -> None:
                 f"a quant_recipe with a rule for {name} of experts, which overrides fp8_recipe",
                 "no rule for experts in quant_recipe",
             )
-    check_parameters(layer.experts)
+    check_parameters(layer.experts, homes_stay=homes_stay and not config.fp8)
     if (config.tensor_model_parallel_size or 1) > num_parts:
         _check_norm_of_gradients(layer.experts)
     router_of(layer)
@@ -194,14 +194,26 @@ def reduces_early(chunk: nn.Module) -> bool:
 
 
 def gathering(chunk: nn.Module, module: nn.Module) -> Callable[[], None]:
-    """Return a function that waits until the parameters inside `module` are gathered, as its own forward would."""
+    """Return a function that waits until the parameters inside `module` are gathered, as its own forward would.
+
+    The ranks that hold the same experts may call it at different times, so it first waits for all that a forward uses
+    before `module`. Else a rank could wait here for the gather of experts, while another waits for an earlier one.
+    """
     if not (isinstance(chunk, DistributedDataParallel) and chunk.ddp_config.overlap_param_gather):
         return lambda: None
-    hook = chunk._make_forward_pre_hook()
+    hook, parts, seen = chunk._make_forward_pre_hook(), list(chunk.modules()), set[int]()
+    inside = set(map(id, module.modules()))
+    last = max(place for place, part in enumerate(parts) if id(part) in inside)
+    first_of_buckets = list[nn.Module]()
+    for part in parts[: last + 1]:
+        buckets = {id(chunk.param_to_bucket_group.get(parameter)) for parameter in part.parameters(recurse=False)}
+        if not buckets <= seen:
+            first_of_buckets.append(part)
+        seen |= buckets
 
     def wait() -> None:
         if chunk.remove_forward_pre_hook_handles:  # megatron removes its hooks at times, for example in evaluation
-            for part in module.modules():
+            for part in first_of_buckets:
                 hook(part)
 
     return wait

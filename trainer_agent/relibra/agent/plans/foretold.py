@@ -28,7 +28,7 @@ class ForetoldPhases:
         """The phases of which it told all, so that dispatchers may rely on it if all ranks say so."""
         self.agreed: frozenset[Phase] = frozenset()
         """The phases of the open step that gather ahead."""
-        self._has_said = False
+        self._has_said = self._has_said_inexact = False
 
     def hear(self, offers: Sequence[Offer]) -> None:
         """Agree on the phases of the step that opens, from the offers of all ranks."""
@@ -44,6 +44,14 @@ class ForetoldPhases:
         self.exact = self.exact | alone if is_exact else self.exact - alone
         self.foretold = self.foretold | alone if is_close else self.foretold - alone
         self.untold = self.untold - alone if is_close else self.untold | alone
+        if is_close and not is_exact and not self._has_said_inexact:
+            self._has_said_inexact = True
+            log.info(
+                "step %d, phase %s: the replay leaves some tokens to routers, so dispatchers wait for the numbers of "
+                "tokens in every layer, as without replay",
+                step,
+                phase,
+            )
         if phase in self.agreed and not is_close and not self._has_said:
             self._has_said = True
             log.warning(
