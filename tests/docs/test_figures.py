@@ -178,6 +178,8 @@ def test_the_readme() -> None:
     of = {row["policy"]: row for row in rivals if row.items() >= (case | {"num_micro_batches": 8}).items()}
     best = max(of.keys() & evaluation.PUBLISHED, key=lambda name: float(of[name]["of_balanced"]))
     assert f"{of['relibra']['of_balanced'] / of[best]['of_balanced']:.2f}x" in figures
+    low, high = of["relibra"]["over_published_range"][best]
+    assert any(f"{low:.2f}x to {high:.2f}x: the same" in " ".join(cells) for cells in shown.values())
     gains = [json_row["gain"] for path in wall_clock_files() for json_row in results.read(path)]
     assert f"{min(gains):.2f}x to {max(gains):.2f}x" in " ".join(shown["the same, of seven cases on two CPU ranks"])
     assert len(gains) == 7

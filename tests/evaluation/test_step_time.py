@@ -111,3 +111,11 @@ def test_groups_wait_for_the_slower_one():
     training = replace(TRAINING, cluster=cluster)
     alone = StepLoad.of_sources(np.full((1, 1, 4, 4), 30))
     assert balanced_step_time(load, training).total_s == pytest.approx(balanced_step_time(alone, TRAINING).total_s)
+
+
+def test_homes_that_no_swaps_bring_about_move_in_one_wave():
+    crowded_LE = np.array([[0, 0, 2, 3]], dtype=np.int32)  # EPLB counts first copies as homes
+    assignment = at_home(EVEN.load_MLE, crowded_LE)
+    step = step_time(assignment, EVEN, TRAINING, HOME_LE)
+    swapped = step_time(at_home(EVEN.load_MLE, HOME_LE[:, [1, 0, 2, 3]]), EVEN, TRAINING, HOME_LE)
+    assert step.reorder_s == pytest.approx(swapped.reorder_s)  # one expert over the same link
