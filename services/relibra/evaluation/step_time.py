@@ -119,31 +119,14 @@ def balanced_time_of(work: Work, training: Training) -> StepTime:
 
 
 def reorder_s(home_LE: NDArray[np.int32], previous_LE: NDArray[np.int32], training: Training) -> float:
-    """Return the time of the waves in which experts move with their state.
-
-    EPLB's ranks may be homes of unequal numbers of experts, which no swaps bring about: its experts move in one wave.
-    """
+    """Return the time of the waves in which experts move with their state."""
     carriage = Carriage(
         expert_bytes=training.model.model().expert_state_size_bytes,
         inside_bytes_per_us=training.constants.state_inside_bytes_per_us,
         across_bytes_per_us=training.constants.state_across_bytes_per_us,
         wave_us=training.constants.wave_us,
     )
-    size = training.cluster.gpus_per_node
-    if (np.sort(home_LE, axis=1) == np.sort(previous_LE, axis=1)).all():
-        return carriage.us(home_LE, previous_LE, size) / 1e6
-    moved_LE = home_LE != previous_LE
-    ends_2X = np.stack([home_LE[moved_LE], previous_LE[moved_LE]])
-    is_inside_X = ends_2X[0] // size == ends_2X[1] // size
-    slowest_us = max(
-        float(np.bincount(end_X[is_link_X], minlength=1).max()) * carriage.expert_bytes / bytes_per_us
-        for is_link_X, bytes_per_us in (
-            (is_inside_X, carriage.inside_bytes_per_us),
-            (~is_inside_X, carriage.across_bytes_per_us),
-        )
-        for end_X in ends_2X
-    )
-    return (slowest_us + carriage.wave_us) / 1e6
+    return carriage.us(home_LE, previous_LE, training.cluster.gpus_per_node) / 1e6
 
 
 def _add_up(
