@@ -1,4 +1,4 @@
-"""Write the tables of docs/evaluation.md from the results on disk.
+"""Write the tables of docs/evaluation.md, evaluation-parts.md and simulation.md from the results on disk.
 
 python -m benchmarks.evaluation.tables
 """
@@ -15,10 +15,11 @@ from relibra.planning.machines.constants import ranges_of
 from relibra.planning.machines.dispatcher import Dispatcher
 from relibra.planning.machines.hardware import HARDWARE
 
-_PAGE = Path(__file__).parents[2] / "docs" / "evaluation.md"
+_DOCS = Path(__file__).parents[2] / "docs"
 
 ByPolicy = dict[str, Row]
 Columns = Mapping[str, Callable[[ByPolicy], object]]
+Tables = Mapping[str, Callable[[], str]]
 
 
 def _balance(row: Row) -> str:
@@ -230,24 +231,35 @@ def _constants() -> str:
     return markdown(("constant", "middle", "range", "", "sources"), lines)
 
 
-TABLES = {
+EVALUATION: Tables = {
     "headline": _headline,
     "questions": _questions,
     "presets": lambda: _lines(_sorted("presets"), _GAINS),
     "hardware": lambda: _lines(cases("hardware", "hardware", "ep", "dispatcher"), _GAINS),
     "baselines": _baselines,
-    "ablation": _ablation,
-    "slots": _slots,
     "one_node": copies_or_moves,
+}
+PARTS: Tables = {
     "rivals": _rivals,
     "slot_memory": slot_memory,
-    "drift": drift,
+    "ablation": _ablation,
+    "slots": _slots,
     "domains": lambda: _lines(cases("domains", "model", "domain"), _GAINS),
     "counts": lambda: _lines(_sorted("counts"), _GAINS),
     "costs": _costs,
+}
+SIMULATION: Tables = {
+    "drift": drift,
     "sensitivity": lambda: _lines(cases("sensitivity", "coefficient", "value"), _SENSITIVITY),
     "constants": _constants,
 }
 
+TABLES = {
+    _DOCS / "evaluation.md": EVALUATION,
+    _DOCS / "evaluation-parts.md": PARTS,
+    _DOCS / "simulation.md": SIMULATION,
+}
+
 if __name__ == "__main__":
-    write_tables(_PAGE, TABLES)
+    for page, tables in TABLES.items():
+        write_tables(page, tables)

@@ -14,7 +14,7 @@ The simulation gets constants of this machine: the times of an expert and of an 
 between the steps, the host time of a cell with replicas and of a step (`host_time`), measured before, and
 the times of the warm-up steps' reorders. It takes the speed of everything else from forced balance. The times of plain
 and relibra are then predictions. `python -m benchmarks.wall_clock.table` writes predicted and measured figures of all
-cases side by side into docs/evaluation.md.
+cases side by side into docs/simulation.md.
 
 As root, `unshare --net sh -c 'ip link set lo up; tc qdisc add dev lo root tbf rate 4000mbit burst 1mb latency 50ms;
 python -m benchmarks.wall_clock --network-mbit 4000'` measures with a network between ranks that is slower than memory.

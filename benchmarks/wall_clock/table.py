@@ -1,4 +1,4 @@
-"""Write the predicted and measured figures of all cases into docs/evaluation.md, from the results on disk.
+"""Write the predicted and measured figures of all cases into docs/simulation.md, from the results on disk.
 
 python -m benchmarks.wall_clock.table
 """
@@ -47,4 +47,4 @@ def _line(row: dict[str, Any]) -> tuple[object, ...]:
 
 
 if __name__ == "__main__":
-    write_tables(Path(__file__).parents[2] / "docs" / "evaluation.md", {"wall_clock": wall_clock})
+    write_tables(Path(__file__).parents[2] / "docs" / "simulation.md", {"wall_clock": wall_clock})

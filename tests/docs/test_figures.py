@@ -20,7 +20,8 @@ Row = Mapping[str, Any]
 Cells = tuple[str, ...]
 
 GENERATED: Mapping[Path, Mapping[str, Callable[[], str]]] = {
-    DOCS / "evaluation.md": evaluation.TABLES | {"wall_clock": wall_clock.wall_clock},
+    **evaluation.TABLES,
+    DOCS / "simulation.md": evaluation.SIMULATION | {"wall_clock": wall_clock.wall_clock},
     DOCS / "peers.md": peers.TABLES,
     DOCS / "optimality.md": {"slots": slots.slots, "placements": placement_gap.placements},
     twin_tables.PAGE: twin_tables.TABLES,
