@@ -48,6 +48,7 @@ def plain(rollout_python: str, prepared: Path, balanced: Outcome) -> Outcome:
 STEPS_OF_DRIFTER, SAVED, PLANNED = 4, 2, 3
 """The steps of the job without replay, the step after which it saves, and those that its planner survives."""
 WITHOUT_REPLAY = "actor_rollout_ref.actor.megatron.router_replay.mode=disabled"
+WITHOUT_RECORDS = (WITHOUT_REPLAY, "actor_rollout_ref.rollout.enable_rollout_routing_replay=False")
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +66,7 @@ def drifter(
         planner=mortal.address,
         num_steps=STEPS_OF_DRIFTER,
         own_machines=True,
-        settings=(WITHOUT_REPLAY, f"trainer.save_freq={SAVED}"),
+        settings=(*WITHOUT_RECORDS, f"trainer.save_freq={SAVED}"),
     )
 
     def kill() -> None:
@@ -88,7 +89,7 @@ def resumed(rollout_python: str, prepared: Path, drifter: Outcome) -> Outcome:
         replays=drifter.folder.name,
         num_steps=STEPS_OF_DRIFTER,
         settings=(
-            WITHOUT_REPLAY,
+            *WITHOUT_RECORDS,
             "actor_rollout_ref.actor.megatron.dist_ckpt_optim_fully_reshardable=True",
             "trainer.resume_mode=resume_path",
             f"trainer.resume_from_path={drifter.folder}/global_step_{SAVED}",
@@ -106,6 +107,20 @@ def asynchronous(rollout_python: str, prepared: Path, shared_planner: Service) -
         planner=shared_planner.address,
         keeps=False,
         settings=("trainer.v1.trainer_mode=colocate_async",),
+    )
+    return job.run(rollout_python)
+
+
+@pytest.fixture(scope="session")
+def recorded(rollout_python: str, prepared: Path, shared_planner: Service) -> Outcome:  # noqa: F811
+    """A job on two machines whose server records routing, which nothing replays."""
+    job = verl_job.Job(
+        folder=prepared,
+        name="recorded",
+        planner=shared_planner.address,
+        own_machines=True,
+        keeps=False,
+        settings=(WITHOUT_REPLAY,),
     )
     return job.run(rollout_python)
 

@@ -29,11 +29,10 @@ def trained(outcome: Outcome) -> list[dict[str, Any]]:
     return [step for step in outcome.metrics if "actor/pg_loss" in step]
 
 
-def test_the_job_ends_with_samples_of_older_weights_and_some_that_an_update_interrupted(fully_async: Outcome) -> None:
+def test_the_job_ends_with_samples_of_older_weights(fully_async: Outcome) -> None:
     assert fully_async.code == 0, fully_async.log[-5000:]
     assert len(trained(fully_async)) == NUM_STEPS
     assert trained(fully_async)[-1]["fully_async/count/stale_trajectory_processed"] > 0
-    assert sum(step["fully_async/partial/total_partial_num"] for step in trained(fully_async)) > 0
 
 
 def test_the_engine_computes_what_the_trainer_does(fully_async: Outcome) -> None:

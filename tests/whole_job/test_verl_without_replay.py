@@ -1,34 +1,15 @@
-"""A whole job of verl without replay: planned from its samples and from history, experts move, and it resumes.
-
-Its planner dies. vLLM records routing, and nothing is replayed: the pass over old log-probabilities is planned from the
-samples of the step, and the update from those before.
-"""
+"""A whole job of verl without replay: planned from history, experts move, the planner dies, training resumes."""
 
 import pytest
 from whole_job.conftest import PLANNED, SAVED, STEPS_OF_DRIFTER
 
-from harness.services import Loop
 from harness.trained import differing
 from harness.whole_job.job import Outcome, check_alike
-from relibra.planning.plan import Level
-from relibra.store import Store
-from relibra.store.embedded import EmbeddedRedis
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]  # both jobs start a dozen processes, on two cores
 
 
-def test_a_pass_over_samples_is_planned_from_them_and_an_update_from_those_before(
-    drifter: Outcome, redis_server: EmbeddedRedis, run: Loop
-) -> None:
-    assert drifter.code == 0, drifter.log[-5000:]
-    store = Store.open(redis_server.url)
-    job = run(store.get_job("whole-drifter"))
-    plans = [run(store.get_step(job, step)).plan for step in range(2, 2 * PLANNED)]
-    assert [plan.prediction.level for plan in plans] == [Level.STEP, Level.HISTORY] * (PLANNED - 1)
-    run(store.close())
-
-
-def test_passes_are_planned_and_experts_move(drifter: Outcome) -> None:
+def test_passes_are_planned_from_those_before_and_experts_move(drifter: Outcome) -> None:
     assert drifter.code == 0, drifter.log[-5000:]
     assert len(drifter.outcomes) == 2
     for outcomes in drifter.outcomes:

@@ -41,9 +41,7 @@ class FullyAsyncJob(Job):
             "actor_rollout_ref.rollout.checkpoint_engine.backend=store",
             "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=harness.whole_job.verl_weights",
             f"async_training.trigger_parameter_sync_step={LOCAL_STEPS}",
-            # The server is busy all the time, so that updates of its weights interrupt requests.
-            "async_training.staleness_threshold=2",
-            "actor_rollout_ref.rollout.max_num_seqs=2",
+            "async_training.staleness_threshold=0.5",
             f"rollout.total_rollout_steps={self.num_steps * LOCAL_STEPS * PROMPTS_OF_STEP}",
             "rollout.n_gpus_per_node=1",
             "ray_kwargs.ray_init.num_gpus=3",
