@@ -33,24 +33,16 @@ def trace(name: str = GPT_OSS) -> RoutingTrace:
     return read_trace(results.TRACES / f"{name}.npz")
 
 
-def question(
-    model: str,
-    ep: int,
-    hardware: str = "h100",
-    slots: int = 2,
-    trace_name: str | None = None,
-    dispatcher: Dispatcher = Dispatcher.ALLTOALL,
-) -> Question:
+def question(model: str, ep: int, hardware: str = "h100", dispatcher: Dispatcher = Dispatcher.ALLTOALL) -> Question:
     """Return the question for a model on `ep` GPUs.
 
-    moonlight-16b has the shape of DeepSeek-V2-Lite, so by default it gets that model's routing.
+    moonlight-16b has the shape of DeepSeek-V2-Lite, so it gets that model's routing.
     """
-    trace_name = trace_name or (DEEPSEEK_LITE if model == "moonlight-16b" else GPT_OSS)
     return Question(
-        trace=trace(trace_name),
+        trace=trace(DEEPSEEK_LITE if model == "moonlight-16b" else GPT_OSS),
         model=model_shape(model),
         hardware=hardware_of(hardware),
-        cluster=Cluster(num_nodes=ep // GPUS_PER_NODE, gpus_per_node=GPUS_PER_NODE, redundant_slots=slots),
+        cluster=Cluster(num_nodes=ep // GPUS_PER_NODE, gpus_per_node=GPUS_PER_NODE, redundant_slots=2),
         num_micro_batches=NUM_MICRO_BATCHES,
         dispatcher=dispatcher,
     )

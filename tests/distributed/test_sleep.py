@@ -49,7 +49,7 @@ def test_S5_the_test_sees_transports_on_destroyed_groups(cluster):
         make_groups_again(cluster, lambda: None)
         outcome = agent.begin_step(1, Phase.RECOMPUTE)
     assert outcome.num_moved_experts == 0
-    assert "the reorder was undone: staging experts failed" in outcome.reason
+    assert "the reorder was undone: making room for experts failed" in outcome.reason
 
 
 def make_groups_again(cluster, meanwhile):

@@ -27,12 +27,6 @@ def test_experts_that_change_how_many_a_rank_has_travel_at_once() -> None:
     assert _CARRIAGE.us(home_LE, previous_LE, gpus_per_node=2) == 2 * 10_000 / 50 + WAVE_US
 
 
-def test_moving_everything_costs_what_papers_report():
-    """Moving an expert of DeepSeek-V3 with its optimizer state between nodes takes about 14 ms."""
-    carriage = Carriage(expert_bytes=7 * 88_080_384, inside_bytes_per_us=360e3, across_bytes_per_us=45e3)
-    assert carriage.spread_us(64, 64) == pytest.approx(13_700, rel=0.01)
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_the_price_is_that_of_the_waves_that_ranks_carry_out(seed):
     """The planner does not know the slots that experts have, but the waves have the same moves."""

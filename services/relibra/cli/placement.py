@@ -30,7 +30,6 @@ def placement(
     redundant_experts: Annotated[int, typer.Option(min=0, help="SGLang's --ep-num-redundant-experts.")] = 0,
     nodes: Annotated[int, typer.Option(min=1, help="SGLang's --nnodes.")] = 1,
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write (.json).")] = Path("placement.json"),
-    seed: Annotated[int, typer.Option(help="Seed of the search; the same seed gives the same placement.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Say where SGLang should place experts and their copies, for routing like that of a trace."""
@@ -49,7 +48,7 @@ def placement(
         load_MLE = load_of(routing, schedule_of(routing, cluster), cluster).load_MLE
         now("placing experts")
         num_copies = layers.num_experts + redundant_experts
-        expert_LP = place_copies(load_MLE, num_copies, cluster, seed)
+        expert_LP = place_copies(load_MLE, num_copies, cluster)
         before, after = (
             imbalance_of(load_MLE, each, ep_size)
             for each in (trivial(routing.num_layers, layers.num_experts, num_copies), expert_LP)

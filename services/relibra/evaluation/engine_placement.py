@@ -9,26 +9,25 @@ M micro-batches, L layers, E experts, P physical experts, R ranks, S slots of a 
 """
 
 from dataclasses import replace
-from heapq import heapify, heapreplace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relibra.errors import InvalidInput
+from relibra.evaluation.baselines.eplb import copies_of
 from relibra.planning.job import Cluster
 from relibra.planning.load import imbalance
 from relibra.planning.placement.reorder import reorder
 from relibra.planning.prices import FREE_MOVES
 
 
-def place_copies(load_MLE: NDArray[np.int64], num_copies: int, cluster: Cluster, seed: int = 0) -> NDArray[np.int32]:
+def place_copies(load_MLE: NDArray[np.int64], num_copies: int, cluster: Cluster) -> NDArray[np.int32]:
     """Return the expert of every physical expert, int32 `[L, P]`, those of each rank side by side.
 
     Args:
         load_MLE: token copies of every expert.
         num_copies: P: experts, and copies besides.
         cluster: the ranks of the engine.
-        seed: of the search.
 
     Raises:
         InvalidInput: the ranks do not divide `num_copies`, or there are fewer copies than experts, or more than there
@@ -42,11 +41,12 @@ def place_copies(load_MLE: NDArray[np.int64], num_copies: int, cluster: Cluster,
             got=num_copies - num_experts,
         )
     load_LE = load_MLE.sum(axis=0)
-    expert_LP = np.stack([_copies(load_E, num_copies, cluster.num_ranks) for load_E in load_LE])
+    copies = [np.sort(copies_of(load_E, num_copies, most=cluster.num_ranks)) for load_E in load_LE]
+    expert_LP = np.stack(copies).astype(np.int32)
     cluster = replace(cluster, redundant_slots=0)
     start_LP = np.tile(np.arange(num_copies, dtype=np.int32) // (num_copies // cluster.num_ranks), (len(expert_LP), 1))
     load_MLP = _load_of_copies(load_MLE, expert_LP)
-    rank_LP, _ = reorder(load_MLP, start_LP, start_LP, cluster, seed=seed, hysteresis=FREE_MOVES)
+    rank_LP, _ = reorder(load_MLP, start_LP, start_LP, cluster, hysteresis=FREE_MOVES)
     expert_LP = np.take_along_axis(expert_LP, np.argsort(rank_LP, axis=1, kind="stable"), axis=1)
     for expert_P, load_E in zip(expert_LP, load_LE, strict=True):
         _separate(expert_P.reshape(cluster.num_ranks, -1), load_E / np.bincount(expert_P))
@@ -62,19 +62,6 @@ def imbalance_of(load_MLE: NDArray[np.int64], expert_LP: NDArray[np.int32], num_
 def trivial(num_layers: int, num_experts: int, num_copies: int) -> NDArray[np.int32]:
     """Return the placement of an engine that knows no loads: all experts in order, and the first ones again."""
     return np.tile(np.arange(num_copies, dtype=np.int32) % np.int32(num_experts), (num_layers, 1))
-
-
-def _copies(load_E: NDArray[np.int64], num_copies: int, num_ranks: int) -> NDArray[np.int32]:
-    """Return the expert of every copy, in order of expert; none has more copies than there are ranks."""
-    num_E = [1] * len(load_E)
-    fullest = [(-float(load), expert) for expert, load in enumerate(load_E)]
-    heapify(fullest)
-    for _ in range(num_copies - len(load_E)):
-        expert = fullest[0][1]
-        num_E[expert] += 1
-        is_everywhere = num_E[expert] == num_ranks
-        heapreplace(fullest, (1.0 if is_everywhere else -float(load_E[expert]) / num_E[expert], expert))
-    return np.repeat(np.arange(len(load_E), dtype=np.int32), num_E)
 
 
 def _separate(expert_RS: NDArray[np.int32], copy_load_E: NDArray[np.float64]) -> None:

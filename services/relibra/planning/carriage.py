@@ -29,10 +29,6 @@ class Carriage:
     """What a rank sends to other nodes, and receives from them."""
     wave_us: float = WAVE_US
 
-    def spread_us(self, num_moved: float, num_ranks: int) -> float:
-        """Return the time of moving experts between nodes if all ranks had equally many, and waves cost nothing."""
-        return num_moved / num_ranks * self.expert_bytes / self.across_bytes_per_us
-
     def us(self, home_LE: NDArray[np.int32], previous_LE: NDArray[np.int32], gpus_per_node: int) -> float:
         """Return the time in which all experts move from their home ranks in `previous_LE` to those in `home_LE`.
 

@@ -9,12 +9,11 @@ M rows, L layers, E experts.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf
-from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
-from relibra.planning.carriage import WAVE_US, Carriage
+from relibra.planning.carriage import Carriage
 from relibra.planning.cost import CostModel
 from relibra.planning.execution import PhaseSummary
 from relibra.planning.job import Cluster, Model, PlanParams
@@ -68,6 +67,8 @@ class Hysteresis:
     """The part of the layer's tokens that is enough however many experts move."""
     carriage: Carriage | None = None
     """How experts travel; None where the job has no cost model."""
+    tokens_per_us: float = 0.0
+    """The tokens of the slowest ranks that take a microsecond of a step."""
 
     def of_first_placement(self) -> "Hysteresis":
         """Return the hysteresis for a layer that was never reordered: its moves pay off over several steps."""
@@ -91,8 +92,7 @@ class Hysteresis:
         if self.carriage is None:
             return False
         waves_us = self.carriage.us(home_LE, previous_LE, cluster.gpus_per_node)
-        tokens_per_us = self.tokens_per_move / self.carriage.spread_us(1, cluster.num_ranks)
-        return tokens < _GAIN_OF_WAVES * tokens_per_us * waves_us
+        return tokens < _GAIN_OF_WAVES * self.tokens_per_us * waves_us
 
     def net_gain(self, tokens: int, proposed: int, num_moved: int) -> float:
         """Return the tokens saved beyond what moving `num_moved` experts must save; positive where they should move.
@@ -133,16 +133,15 @@ def price_replicas(params: PlanParams, load_MLE: NDArray[np.int64], model: Model
 
 
 def measured_move_bytes_per_us(phases: Iterable[PhaseSummary]) -> float | None:
-    """Return the rate at which a rank sent experts in the reorders of these phases, the median; None without one.
+    """Return the rate at which a rank sent experts in the reorders of these phases together; None without one.
 
-    Times are those of whole reorders, so the rate holds all that a reorder waits for beside the network.
+    Times are those of whole reorders, so the rate holds all that a rank waits for: its peers, and agreements.
     """
-    rates = [
-        phase.reorder_sent_bytes / phase.num_expected / (phase.reorder_s * 1e6)
-        for phase in phases
-        if phase.reorder_sent_bytes and phase.reorder_s > 0
-    ]
-    return median(rates) if rates else None
+    moved = [phase for phase in phases if phase.reorder_sent_bytes and phase.reorder_s > 0]
+    if not moved:
+        return None
+    sent_bytes = sum(phase.reorder_sent_bytes / phase.num_expected for phase in moved)
+    return sent_bytes / (sum(phase.reorder_s for phase in moved) * 1e6)
 
 
 def price_moves(
@@ -150,21 +149,28 @@ def price_moves(
 ) -> Hysteresis:
     """Return what a reorder must gain: what pays for its moves, or `MIN_GAIN` where experts have no known size.
 
-    Where the job has a cost model, `move_bytes_per_us` takes the place of its rate between nodes.
+    Where the job has a cost model, `move_bytes_per_us` takes the place of its rate between nodes in the price of a
+    move. The time of waves does not use it: waves count what the busiest rank sends, and a measured rate is what a mean
+    rank sent while it waited for the busiest.
     """
     if not model.expert_state_size_bytes or not model.expert_weight_size_bytes:
         return Hysteresis()
     cost = params.cost or CostModel.of_expert(model.expert_weight_size_bytes)
+    bytes_per_us = cost.inter_node_bytes_per_us
     if params.cost is not None and move_bytes_per_us is not None:
-        cost = replace(cost, inter_node_bytes_per_us=max(move_bytes_per_us, 1.0))
-    carriage = Carriage(
-        expert_bytes=model.expert_state_size_bytes,
-        inside_bytes_per_us=cost.intra_node_bytes_per_us,
-        across_bytes_per_us=cost.inter_node_bytes_per_us,
-        wave_us=WAVE_US if move_bytes_per_us is None else 0.0,  # a measured rate holds it
-    )
-    tokens_per_move = carriage.spread_us(1, cluster.num_ranks) / cost.saved_us(1)
+        bytes_per_us = max(move_bytes_per_us, 1.0)
+    move_us = model.expert_state_size_bytes / bytes_per_us / cluster.num_ranks
     if params.cost is None:
         least, most = _GUESSED_GAIN
-        return Hysteresis(tokens_per_move=tokens_per_move, least=least, most=most)
-    return Hysteresis(tokens_per_move=tokens_per_move, least=0.0, most=inf, carriage=carriage)
+        return Hysteresis(tokens_per_move=move_us / cost.saved_us(1), least=least, most=most)
+    return Hysteresis(
+        tokens_per_move=move_us / cost.saved_us(1),
+        least=0.0,
+        most=inf,
+        carriage=Carriage(
+            expert_bytes=model.expert_state_size_bytes,
+            inside_bytes_per_us=cost.intra_node_bytes_per_us,
+            across_bytes_per_us=cost.inter_node_bytes_per_us,
+        ),
+        tokens_per_us=1 / cost.saved_us(1),
+    )

@@ -52,12 +52,25 @@ def test_a_recipe_without_doubt_is_taken(tmp_path):
     assert verdict.reason.startswith("taken: swift, ")
 
 
-@pytest.mark.parametrize(("expert_parallel", "is_told"), [(8, False), (16, True)])
-def test_a_job_on_several_nodes_hears_what_resuming_needs(tmp_path, expert_parallel, is_told):
+@pytest.mark.parametrize(
+    ("sizes", "more", "is_told"),
+    [
+        ("expert_model_parallel_size=8", "", False),
+        ("tensor_model_parallel_size=16", "", False),
+        ("expert_model_parallel_size=16", "", True),
+        ("expert_model_parallel_size=16", "+relibra.reorder=never", False),
+        (
+            "expert_model_parallel_size=16",
+            "actor_rollout_ref.actor.megatron.dist_ckpt_optim_fully_reshardable=True",
+            False,
+        ),
+    ],
+)
+def test_a_job_on_several_nodes_hears_what_resuming_needs(tmp_path, sizes, more, is_told):
     recipe = tmp_path / "recipe.sh"
     recipe.write_text(
         "python3 -m verl.trainer.main_ppo --config-name=ppo_megatron_trainer.yaml "
-        f"actor_rollout_ref.actor.megatron.expert_model_parallel_size={expert_parallel}"
+        f"actor_rollout_ref.actor.megatron.{sizes} {more}"
     )
     told = [each for each in examine(recipe, None, []) if each.subject == "recipe: checkpoint"]
     assert bool(told) is is_told

@@ -191,17 +191,22 @@ def test_later_moves_for_less_traffic_gain_what_their_waves_cost(random_problem,
 
     num_moved = []
     carriage = Carriage(expert_bytes=1 << 30, inside_bytes_per_us=1024.0, across_bytes_per_us=1024.0)
+    expert_us = carriage.expert_bytes / carriage.across_bytes_per_us
     for tokens_per_move in (1.0, 100.0, 1000.0, 5000.0, 1e9):
-        dear = Hysteresis(tokens_per_move=tokens_per_move, least=0.0, most=np.inf, carriage=carriage)
+        dear = Hysteresis(
+            tokens_per_move=tokens_per_move,
+            least=0.0,
+            most=np.inf,
+            carriage=carriage,
+            tokens_per_us=tokens_per_move * cluster.num_ranks / expert_us,
+        )
         home_LE, reason = reorder(
             load_MLE, previous_LE, identity_LE, cluster, problem.price, hysteresis=dear, traffic=traffic
         )
         moved_LE = home_LE != previous_LE
         num_moved.append(int(moved_LE.sum()))
         busiest = max(np.bincount(each_LE[moved_LE], minlength=1).max() for each_LE in (home_LE, previous_LE))
-        waves = carriage.us(home_LE, previous_LE, cluster.gpus_per_node) / carriage.spread_us(
-            cluster.num_ranks, cluster.num_ranks
-        )
+        waves = carriage.us(home_LE, previous_LE, cluster.gpus_per_node) / expert_us
         assert waves >= busiest
         assert tokens(previous_LE) - tokens(home_LE) >= 2 * tokens_per_move * cluster.num_ranks * waves
         assert reason.startswith("no expert moves") == (num_moved[-1] == 0)

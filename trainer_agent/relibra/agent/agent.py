@@ -13,7 +13,7 @@ from relibra.agent.cells.gradient_return import returning_bytes
 from relibra.agent.cells.layer import LayerExecution
 from relibra.agent.cells.visit import ReplicaContext
 from relibra.agent.config import AgentConfig
-from relibra.agent.connection import CONNECTING, copy_to_host
+from relibra.agent.connection import copy_to_host
 from relibra.agent.expert_times import ExpertTimes, measure_experts
 from relibra.agent.experts import Experts
 from relibra.agent.groups import Groups
@@ -23,7 +23,6 @@ from relibra.agent.homes.homes import Homes
 from relibra.agent.link_rates import LinkRates, measure_links
 from relibra.agent.phases import Phases
 from relibra.agent.plans.agreement import Spent
-from relibra.agent.plans.consent import found_by, raise_on_all
 from relibra.agent.plans.outcome import StepOutcome
 from relibra.agent.plans.plan_source import PlanSource
 from relibra.agent.plans.stopwatch import Clock
@@ -147,12 +146,7 @@ class Agent(WeightAccess):
             RelibraError: a peer is gone.
             Unsupported: on all ranks, if a node cannot have it.
         """
-
-        def keep() -> None:
-            host_copy = copy_to_host(self._groups, self._context.transport, self._experts)
-            self._context.fetcher.host_copy = host_copy
-
-        raise_on_all({CONNECTING: found_by(keep)}, "while attaching", self._groups.everyone)
+        self._context.fetcher.host_copy = copy_to_host(self._groups, self._context.transport, self._experts)
 
     def hook(self, unhook: Callable[[], None]) -> None:
         """Set the function that takes the agent out of the model and closes its groups. Only `attach` calls this."""

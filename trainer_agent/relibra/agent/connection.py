@@ -54,20 +54,28 @@ def connect(config: AgentConfig, groups: Groups, experts: Mapping[int, Experts],
         if isinstance(transport, ProcessGroupTransport):
             groups.on_rebuilt(lambda: transport.use(groups.node))
         timed = TimedTransport(transport)
-        made.append(Connection(timed, copy_to_host(groups, timed, experts) if config.host_copy else None))
+        made.append(Connection(timed, None))
 
     raise_on_all({CONNECTING: found_by(connect_node)}, "while attaching", groups.everyone)
     (connection,) = made
-    return connection
+    if not config.host_copy:
+        return connection
+    return connection._replace(host_copy=copy_to_host(groups, connection.transport, experts))
 
 
 def copy_to_host(groups: Groups, transport: TimedTransport, experts: Mapping[int, Experts]) -> HostCopy:
-    """Collective over the ranks of a node: make their host copy, which meets in their groups of the time.
+    """Collective over all ranks: make the host copy of each node, which meets in the node's group of the time.
 
     Raises:
         RelibraError: a peer is gone.
-        Unsupported: on all ranks of the node, if one of them has too little host memory, or cannot open another's.
+        Unsupported: on all ranks, if one has too little host memory, or cannot open another's. Nothing is kept.
     """
-    host_copy = HostCopy(groups.node, transport, experts)
+    made = list[HostCopy]()
+
+    def copy_node() -> None:
+        made.append(HostCopy(groups.node, transport, experts))
+
+    raise_on_all({CONNECTING: found_by(copy_node)}, "while attaching", groups.everyone)
+    (host_copy,) = made
     groups.on_rebuilt(lambda: host_copy.use(groups.node))
     return host_copy

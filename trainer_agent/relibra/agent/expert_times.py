@@ -1,5 +1,6 @@
 """How long a job's experts compute, by which plans weigh tokens and copies: measured once, before the first step."""
 
+import logging
 from collections.abc import Callable, Mapping
 from math import inf, isfinite
 from typing import Any, NamedTuple
@@ -10,6 +11,8 @@ import torch.distributed as dist
 from relibra.agent.experts import Experts
 from relibra.agent.transport.lost_ranks import noticing_death
 from relibra.agent.transport.speed import fastest_s
+
+log = logging.getLogger(__name__)
 
 _FEWEST_TOKENS, _MOST_TOKENS = 1024, 65536
 _MOST_BYTES = 512 << 20
@@ -36,7 +39,11 @@ def measure_experts(experts: Mapping[int, Experts], everyone: dist.ProcessGroup,
     """
     mine = (0.0, 0.0)  # on a pipeline stage without MoE layers
     if experts:
-        measured = _measured(experts[min(experts)], device)
+        try:
+            measured = _measured(experts[min(experts)], device)
+        except Exception as error:  # such as too little memory: the peers wait, and a job goes on without the times
+            log.warning("relibra could not measure how fast experts are: %s: %s", type(error).__name__, error)
+            measured = ExpertTimes()
         mine = (measured.us_per_token or inf, inf if measured.fixed_us is None else measured.fixed_us)
     slowest = torch.tensor(mine, dtype=torch.float64)
     with noticing_death("measuring how fast experts are"):
@@ -74,8 +81,10 @@ def _measured(experts: Experts, device: torch.device) -> ExpertTimes:
     hidden_size = int(getattr(config, "moe_latent_size", None) or config.hidden_size)
     most_tokens = min(_MOST_TOKENS, _MOST_BYTES // (hidden_size * dtype.itemsize))
 
+    generator = torch.Generator(device).manual_seed(0)  # the training must not notice
+
     def lasted_s(num_tokens: int, num_busy: int) -> float:
-        tokens = torch.randn(num_tokens, hidden_size, dtype=dtype, device=device)
+        tokens = torch.randn(num_tokens, hidden_size, dtype=dtype, device=device, generator=generator)
         probs = torch.ones(num_tokens, device=device)
         tokens_per_expert = torch.zeros(num_experts, dtype=torch.int64)
         tokens_per_expert[:num_busy] = num_tokens // num_busy

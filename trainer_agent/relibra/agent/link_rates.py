@@ -1,5 +1,6 @@
 """The rates of a job's links, by which plans weigh transfers and dispatch: measured once, before the first step."""
 
+import logging
 from collections.abc import Mapping
 from math import inf, isfinite
 from typing import NamedTuple
@@ -13,6 +14,8 @@ from relibra.agent.groups import Groups
 from relibra.agent.transport.lost_ranks import noticing_death
 from relibra.agent.transport.speed import fastest_s, from_host_s, from_peer_s
 from relibra.planning import Cluster
+
+log = logging.getLogger(__name__)
 
 _DISPATCHED_BYTES = 64 << 20
 
@@ -44,7 +47,11 @@ def measure_links(
             expert, places = experts[layer].parameters[0], context.slots.places(0, 0, layer)
             size_bytes = sum(tensor.nbytes for tensor in expert)
             inside = size_bytes / (from_peer_s(context.transport, expert, places) * 1e6)
-            from_host = size_bytes / (from_host_s(places) * 1e6)
+            try:
+                from_host = size_bytes / (from_host_s(places) * 1e6)
+            except RuntimeError as error:  # pinned memory is short: the peers wait, and nobody knows the rate
+                log.warning("relibra could not measure how fast host memory is: %s", error)
+                from_host = -inf
         if cluster.num_nodes > 1:
             part_bytes = _DISPATCHED_BYTES // cluster.num_ranks
             sent, received = torch.zeros(2, part_bytes * cluster.num_ranks, dtype=torch.uint8, device=device)

@@ -289,6 +289,13 @@ DISPATCHER_NEEDS = {
             Use.REPLACED,
             ("routing_map", "probs"),
         ),
+        Need(
+            _DISPATCHER,
+            "_HybridEPManager.dispatch",
+            "keeps the shapes that a replay tells",
+            Use.REPLACED,
+            ("hidden_states", "async_finish", "allocate_on_comm_stream"),
+        ),
         *_needs_of(_DISPATCHER, "_HybridEPManager", "group", "shares its group"),
         *_needs_of(_DISPATCHER, "_HybridEPManager", "num_permuted_tokens", "hands over shapes that a replay tells"),
     ),

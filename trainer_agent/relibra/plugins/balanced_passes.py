@@ -93,8 +93,9 @@ class BalancedPasses:
             is_submitted = batch is not None and not runs_plain
             if batch is not None and is_submitted:
                 is_forward_only = phase is Phase.RECOMPUTE and key is None
+                answer_s = min(self.planned.settings.plan_timeout_s, max(timeout_s, _ANSWER_S))
                 is_submitted = self.planned.submit(
-                    self._index, batch, is_forward_only=is_forward_only, timeout_s=max(timeout_s, _ANSWER_S)
+                    self._index, batch, is_forward_only=is_forward_only, timeout_s=answer_s
                 )
             self._key = key if is_submitted or runs_plain else None
             if not is_submitted:

@@ -52,6 +52,9 @@ def keep_host_copy(
             exposed_share=1 - (cost or CostModel()).hidden_transfer_share,
             memory_share=memory_share(len(agent.layers) * experts_per_rank * model.expert_weight_size_bytes),
         )
+        decision = [(keeps, why)]  # ranks with other GPUs may have other prices
+        dist.broadcast_object_list(decision, src=0)
+        ((keeps, why),) = decision
         try:
             if keeps:
                 agent.keep_host_copy()
@@ -131,7 +134,10 @@ def available_bytes(container: Path = Path("/sys/fs/cgroup"), machine: Path = Pa
         known = None
     available = 0 if known is None else int(known[1]) << 10
     try:
-        limit, taken = ((container / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        limit, taken, parts = ((container / f"memory.{name}").read_text() for name in ("max", "current", "stat"))
     except OSError:  # no container, or version 1 of control groups
         return available
-    return min(available, int(limit) - int(taken)) if limit.isdecimal() else available
+    if not limit.strip().isdecimal():
+        return available
+    dropped = re.search(r"^inactive_file (\d+)$", parts, re.M)  # files that were read, which the kernel drops first
+    return min(available, int(limit) - int(taken) + (int(dropped[1]) if dropped else 0))

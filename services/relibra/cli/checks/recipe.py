@@ -1,6 +1,5 @@
 """Checks whether the agent would run with the settings of a recipe."""
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -122,14 +121,15 @@ def _plug_in(recipe: Recipe, lines: Sequence[str]) -> list[Finding]:
 
 def _checkpoint(recipe: Recipe, data: Mapping[str, Any]) -> list[Finding]:
     """Return what a job must know that resumes from a checkpoint of the framework alone, where that may not load."""
-    cut = recipe.value("expert_tensor_parallel_size") or recipe.value("tensor_model_parallel_size")
-    sizes = (recipe.value("expert_model_parallel_size"), cut)
-    num_ranks = math.prod(size for size in sizes if isinstance(size, int))
-    if "stays" not in data or num_ranks <= _USUAL_GPUS_PER_NODE:
+    cut = recipe.value("expert_tensor_parallel_size") or recipe.value("tensor_model_parallel_size") or 1
+    num_ranks, is_prepared = recipe.value("expert_model_parallel_size", 1), recipe.is_resumable
+    if not (isinstance(num_ranks, int) and isinstance(cut, int)) or num_ranks == 1 or is_prepared:
+        return []
+    if "stays" not in data or num_ranks * cut <= _USUAL_GPUS_PER_NODE:
         return []
     reason = (
-        f"its EP groups span {num_ranks} ranks, so more than a node of {_USUAL_GPUS_PER_NODE} GPUs, and experts move; "
-        f"a checkpoint that {recipe.framework} alone has saved does not resume"
+        f"its EP groups span {num_ranks * cut} ranks, more than a node of {_USUAL_GPUS_PER_NODE} GPUs, so experts move;"
+        f" a checkpoint that {recipe.framework} alone has saved does not resume"
     )
     first = f"save it with {data['resumable']} before, or " if "resumable" in data else "begin anew, or "
     return [warning("recipe: checkpoint", reason, f"if you resume: {first}keep experts in place with {data['stays']}")]

@@ -31,6 +31,8 @@ class Recipe:
     """Parts of the recipe that could not be read."""
     missing_lines: tuple[str, ...] = ()
     """The lines that load relibra and that the recipe lacks."""
+    is_resumable: bool = False
+    """Whether the recipe keeps experts in place, or its checkpoints load wherever they are."""
 
     def value(self, name: str, default: Any = None) -> Any:
         """Return the value of a setting."""

@@ -108,7 +108,7 @@ def _rebalance_layer(
     logical_P: list[int] = []
     for groups in node_bins:
         expert_X = by_group[groups].ravel()
-        copy_P = _replicate(weight_E[expert_X], num_physical // num_nodes)
+        copy_P = copies_of(weight_E[expert_X], num_physical // num_nodes)
         share_P = (weight_E[expert_X] / np.bincount(copy_P))[copy_P]
         for copies in _pack(share_P, num_ranks // num_nodes):
             logical_P += expert_X[copy_P[copies]].tolist()
@@ -130,12 +130,18 @@ def _pack(weight_X: NDArray[np.number], num_bins: int) -> list[list[int]]:
     return bins
 
 
-def _replicate(weight_X: NDArray[np.number], num_copies: int) -> NDArray[np.int64]:
-    """Give copy after copy to the expert with the most load per copy; return each copy's expert, first copies first."""
+def copies_of(weight_X: NDArray[np.number], num_copies: int, most: float = np.inf) -> NDArray[np.int64]:
+    """Give copy after copy to the expert with the most load per copy; return each copy's expert, first copies first.
+
+    Args:
+        weight_X: the loads of experts.
+        num_copies: how many copies there are, at least one of each expert.
+        most: how many copies an expert may have.
+    """
     copies_X = np.ones(len(weight_X))
     expert_P = list(range(len(weight_X)))
     for _ in range(num_copies - len(weight_X)):
-        hottest = int(np.argmax(weight_X / copies_X))
+        hottest = int(np.argmax(np.where(copies_X < most, weight_X / copies_X, -1)))
         copies_X[hottest] += 1
         expert_P.append(hottest)
     return np.array(expert_P)

@@ -40,11 +40,11 @@ _EVEN_SHARE = 0
 """Instead of a number of tokens: a replica must have an even share of what its rank has left to hand over."""
 
 
-def ultraep(load_MLE: NDArray[np.integer], model: Model, cluster: Cluster, min_tokens: int = MIN_TOKENS) -> Assignment:
+def ultraep(load_MLE: NDArray[np.integer], model: Model, cluster: Cluster) -> Assignment:
     """Replicate in every cell; the homes are those of plain expert parallelism."""
     size, slots = cluster.gpus_per_node, cluster.redundant_slots
     assignment = replicate_in_nodes(
-        load_MLE, model, cluster, lambda load_X: quota_replicas(load_X, size, slots, min_tokens)
+        load_MLE, model, cluster, lambda load_X: quota_replicas(load_X, size, slots, MIN_TOKENS)
     )
     return replace(assignment, most_sent=_RELAYED_FROM if size > _DIRECT_RANKS else None)
 

@@ -67,7 +67,10 @@ def find_places(
         caps.rank_M2,
         caps.node_M,
         caps.row_2,
-        (caps.group_copies >> shift, cluster.num_nodes == 1 and cluster.redundant_slots > 0),
+        (
+            caps.group_copies if caps.group_copies == NO_LIMIT else caps.group_copies >> shift,
+            cluster.num_nodes == 1 and cluster.redundant_slots > 0,
+        ),
         changes.source_X,
         changes.kind_4,
         seed % (1 << 63),

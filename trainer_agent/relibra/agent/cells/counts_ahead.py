@@ -85,20 +85,23 @@ def cells_ahead(
         gather: begins to gather the counts `[num_split, E]` of all ranks, zeros from a rank whose replay does not tell;
             None if the ranks gather cell by cell.
     """
-    counted = count_ahead(expert_CTK, num_experts, device)
-    counts_CE, left_C = (None, None) if counted is None else counted
+    split_CTK, others_CTK = expert_CTK[:num_split], expert_CTK[num_split:]
+    counted = count_ahead(split_CTK, num_experts, device) if split_CTK else None
     gathered = None
     if gather is not None and num_split:
         none_CE = torch.zeros(num_split, num_experts, dtype=torch.int32, device=device)
-        gathered = gather(none_CE if counts_CE is None else counts_CE[:num_split])
-    return [
-        CellAhead(
-            counts_E=None if counts_CE is None else counts_CE[place],
-            num_left=None if left_C is None else left_C[place],
-            gathered=None if gathered is None or place >= num_split else (gathered, place),
-        )
-        for place in range(len(expert_CTK))
+        gathered = gather(none_CE if counted is None else counted[0])
+    split = [
+        CellAhead(*_told(counted, place), gathered=None if gathered is None else (gathered, place))
+        for place in range(num_split)
     ]
+    # One by one: a layer whose routing is not told must not take the others' along.
+    others = (count_ahead([expert_TK], num_experts, device) for expert_TK in others_CTK)
+    return [*split, *(CellAhead(*_told(each, 0), gathered=None) for each in others)]
+
+
+def _told(counted: tuple[Tensor, Tensor] | None, place: int) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if counted is None else (counted[0][place], counted[1][place])
 
 
 class CountsAhead:

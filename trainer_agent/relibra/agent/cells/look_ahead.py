@@ -59,7 +59,8 @@ class LookAhead:
         self.begin(micro_batch)
         ahead = micro_batch.ahead.pop(self._index)
         counts_E = routing_map_TE.sum(dim=0, dtype=torch.int32)
-        micro_batch.counts_ahead.note(ahead.counts_E, counts_E)
+        if is_split or ahead.counts_E is not None:  # nothing else depends on what is told of the others
+            micro_batch.counts_ahead.note(ahead.counts_E, counts_E)
         if is_split:
             share_P = ahead.share_P
             if share_P is None:

@@ -29,16 +29,24 @@ class _Message:
         """The header and all tensors, in the order in which they travel."""
         return [self.header, *(tensor for of_move in self.tensors for tensor in of_move)]
 
-    def parts(self, buffer: Tensor) -> Iterator[tuple[Tensor, Sequence[Tensor], Tensor]]:
-        """Yield for each move its packed tensors in `buffer`, its tensors, and the checksum of the packed ones."""
+    def parts(self, buffer: Tensor) -> Iterator[tuple[Move, Tensor, Sequence[Tensor]]]:
+        """Yield each move, its packed tensors in `buffer`, and its tensors."""
         offset = packed_size_bytes([self.header])
         for move, tensors in zip(self.moves, self.tensors, strict=True):
             size_bytes = packed_size_bytes(tensors)
-            packed = buffer[offset : offset + size_bytes]
-            # The salt detects an expert that arrives undamaged in the place of another.
-            salt = (move.layer << 32) + (move.expert << 16) + move.part.start
-            yield packed, tensors, expert_checksum(packed, salt=salt)
+            yield move, buffer[offset : offset + size_bytes], tensors
             offset += size_bytes
+
+    def computed(self, buffer: Tensor) -> Tensor:
+        """Return the checksums of what `buffer` holds, int64 `[moves]`.
+
+        A salt detects an expert that arrives undamaged in the place of another.
+        """
+        salted = (
+            expert_checksum(packed, salt=(move.layer << 32) + (move.expert << 16) + move.part.start)
+            for move, packed, _ in self.parts(buffer)
+        )
+        return torch.stack(list(salted))
 
     def checksums(self, buffer: Tensor) -> Tensor:
         """Return the checksums that `buffer` names, int64 `[moves]`, as a view of it."""
@@ -92,7 +100,7 @@ class Transfer:
         """Pack all outgoing experts."""
         for peer, message in self._sends.items():
             buffer = expert_pack(message.everything, self._device, self._sent[peer])
-            message.checksums(buffer).copy_(torch.stack([checksum for _, _, checksum in message.parts(buffer)]))
+            message.checksums(buffer).copy_(message.computed(buffer))
 
     def exchange(self) -> None:
         """Send and receive all messages.
@@ -116,8 +124,7 @@ class Transfer:
         """
         for peer, message in self._receives.items():
             buffer = self._arrived[peer]
-            actual = torch.stack([checksum for _, _, checksum in message.parts(buffer)])
-            for i in torch.nonzero(actual != message.checksums(buffer)).flatten().tolist():
+            for i in torch.nonzero(message.computed(buffer) != message.checksums(buffer)).flatten().tolist():
                 move = message.moves[i]
                 raise Consequence(f"expert {move.expert} of MoE layer {move.layer} arrived damaged from rank {peer}")
 
@@ -142,5 +149,5 @@ def _lay(messages: dict[int, _Message], memory: Tensor) -> dict[int, Tensor]:
 
 def _write(messages: dict[int, _Message], buffers: dict[int, Tensor]) -> None:
     for peer, message in messages.items():
-        for packed, tensors, _ in message.parts(buffers[peer]):
+        for _, packed, tensors in message.parts(buffers[peer]):
             expert_unpack(packed, tensors)

@@ -9,6 +9,7 @@ DeepEP reads this number inside its own package, and the all-gather counts what 
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -37,7 +38,10 @@ def take_shapes(dispatcher: Any, shapes: Callable[[], CellShapes | None]) -> Cal
         return _in_place(dispatcher, "preprocess", lambda plain: _preprocess(dispatcher, plain, shapes))
     if is_hybridep(dispatcher):
         manager = manager_of(dispatcher)
-        return _in_place(manager, "setup_metadata", lambda plain: _setup_metadata(manager, plain, shapes))
+        undoing = ExitStack()
+        undoing.callback(_in_place(manager, "setup_metadata", lambda plain: _setup_metadata(manager, plain, shapes)))
+        undoing.callback(_in_place(manager, "dispatch", lambda plain: _dispatch(manager, plain)))
+        return undoing.close
     return lambda: None
 
 
@@ -75,6 +79,18 @@ def _setup_metadata(
             manager.num_permuted_tokens = int(torch.sum(manager.tokens_per_expert))
 
     return setup_metadata
+
+
+def _dispatch(manager: Any, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def dispatch(*args: Any, **named: Any) -> Tensor:
+        if manager.num_permuted_tokens is None:
+            return plain(*args, **named)
+        told = manager.tokens_per_expert, manager.num_permuted_tokens
+        dispatched = plain(*args, **named)
+        manager.tokens_per_expert, manager.num_permuted_tokens = told  # megatron-core 0.16 takes the device's
+        return dispatched
+
+    return dispatch
 
 
 def _in_place(owner: Any, name: str, replacement: Callable[[Any], Callable[..., Any]]) -> Callable[[], None]:

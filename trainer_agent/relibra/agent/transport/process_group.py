@@ -36,12 +36,12 @@ class ProcessGroupTransport:
         the middle of the training, when memory is full. And its first call of a group takes all ranks, of which some
         may have no parcels in the first `start`.
         """
-        peers = [peer for peer in range(self.num_ranks) if peer != self.rank]
+        sent_bytes, peers = self.sent_bytes, [peer for peer in range(self.num_ranks) if peer != self.rank]
         bytes_P = torch.zeros(len(peers), 1, dtype=torch.uint8, device=self._device)
         arrived_P = torch.empty_like(bytes_P)
         receives = [Receive(peer, [byte]) for peer, byte in zip(peers, arrived_P, strict=True)]
         self.prepare([Send(peer) for peer in peers], receives).start([[byte] for byte in bytes_P]).wait()
-        self.sent_bytes = 0
+        self.sent_bytes = sent_bytes
 
     @property
     def rank(self) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 
 from relibra.cli.recipes.arguments import at_path, parse
 from relibra.cli.recipes.launch import Launch
-from relibra.cli.recipes.plug_in import missing_lines
+from relibra.cli.recipes.plug_in import is_resumable, missing_lines
 from relibra.cli.recipes.recipe import Given, Recipe
 from relibra.cli.recipes.shipped import (
     WRAPPER_OPTIONS,
@@ -159,6 +159,7 @@ class Draft:
             unknown=tuple(self.unknown),
             warnings=(*self.launch.warnings, *self.warnings),
             missing_lines=missing_lines(self.launch, self.plug_in),
+            is_resumable=is_resumable(self.launch),
         )
 
     def _own(self, option: str) -> Any:
