@@ -59,6 +59,7 @@ def arrange(cluster, num_chunks):
             id="ep2_to_ep4_sharded",
             marks=pytest.mark.long,
         ),
+        pytest.param(TO_TWO_GROUPS | SHARDED_BF16 | {"gathers_on_host": True}, id="gathered", marks=pytest.mark.long),
         pytest.param(TO_TWO_GROUPS | {"grouped": True}, id="grouped", marks=pytest.mark.long),
         pytest.param(IN_STAGES | {"mtp_num_layers": 2}, id="pipeline", marks=pytest.mark.long),
         pytest.param(
@@ -77,7 +78,9 @@ def test_S5_a_checkpoint_round_trip_is_bitwise(cluster, case):
     assert round_trips(**case) == ([], [])
 
 
-def round_trips(*, saved_with, loaded_with, num_chunks=None, num_experts=12, kind=None, **options):
+def round_trips(
+    *, saved_with, loaded_with, num_chunks=None, num_experts=12, kind=None, gathers_on_host=False, **options
+):
     """Save in one placement. Load without relibra, and in another placement, perhaps with another number of ranks.
 
     Without relibra, this megatron cannot load lower halves of main weights at all; then only the other load is tried.
@@ -87,7 +90,8 @@ def round_trips(*, saved_with, loaded_with, num_chunks=None, num_experts=12, kin
     """
     options |= {"kind": kind, "num_experts": num_experts}
     folder, loads_plainly = shared_folder() / "checkpoint", kind != "remainders"
-    with stand_ins(kind):
+    how = {"distrib_optim_fully_reshardable_mem_efficient": gathers_on_host}
+    with stand_ins(kind), mock.patch.dict(METADATA, how):
         arrange(saved_with, num_chunks)
         job = moved(saved_with, steps=1, **options)
         want = job.state()

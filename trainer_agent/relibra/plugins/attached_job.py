@@ -40,7 +40,8 @@ _HOMES_STAY = (
 )
 _HOMES_MOVE = (
     "relibra moves experts of job %s to other ranks: checkpoints store optimizer state as fully_reshardable, under the "
-    "names of experts, which takes more host memory at a save; exports give experts their own names, or bring them to "
+    "names of experts, which takes more host memory at a save, or with megatron's "
+    "distrib_optim_fully_reshardable_mem_efficient more time; exports give experts their own names, or bring them to "
     "their original places first. With reorder=never all of this stays as the framework has it, and nodes are not "
     "balanced against each other"
 )
