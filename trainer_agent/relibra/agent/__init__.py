@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from relibra.agent.agent import Agent
     from relibra.agent.attachment import attach
     from relibra.agent.config import AgentConfig
+    from relibra.agent.expert_times import ExpertTimes
     from relibra.agent.link_rates import LinkRates
     from relibra.agent.plans.outcome import StepOutcome
     from relibra.agent.plans.plan_source import PlanAnswer, PlanSource
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Agent",
     "AgentConfig",
+    "ExpertTimes",
     "LinkRates",
     "Phase",
     "PlanAnswer",
@@ -40,6 +42,7 @@ __all__ = [
 _HOMES = {
     "Agent": "relibra.agent.agent",
     "AgentConfig": "relibra.agent.config",
+    "ExpertTimes": "relibra.agent.expert_times",
     "LinkRates": "relibra.agent.link_rates",
     "Phase": "relibra.planning",
     "PlanAnswer": "relibra.agent.plans.plan_source",
