@@ -98,7 +98,7 @@ def test_even_routing_says_that_it_will_not_pay(tmp_path, model, monkeypatch):
     assert max(map(len, printed.splitlines())) <= 80
     for label in (
         "relibra, 1 slot ",
-        "eplb-oracle, 0 slots",
+        "eplb-oracle, 1 slot ",
         "relibra, routing",
         "EPLB as it is",
         "Best setting: redundant_slots=",

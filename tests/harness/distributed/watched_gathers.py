@@ -13,7 +13,8 @@ from torch import Tensor
 from harness.distributed.observed import gathered
 from relibra.agent import Agent, StepOutcome
 from relibra.agent.cells.cells import SlotTable
-from relibra.agent.cells.counts_ahead import CountsAhead
+from relibra.agent.cells.look_ahead import LookAhead
+from relibra.agent.cells.micro_batch import MicroBatch
 from relibra.agent.cells.token_split import TokenSplit
 
 
@@ -46,7 +47,7 @@ class Watched:
     @contextlib.contextmanager
     def watching(self) -> Iterator["Watched"]:
         """Note what runs in the body."""
-        plain_gather, plain_share, plain_note = dist.all_gather_into_tensor, TokenSplit.share_P, CountsAhead.note
+        plain_gather, plain_share, plain_note = dist.all_gather_into_tensor, TokenSplit.share_P, LookAhead.note_choice
 
         def gather(output: Tensor, mine: Tensor, group: Any = None, **options: Any) -> Any:
             if group is self._group:
@@ -57,14 +58,16 @@ class Watched:
             self._used.append(counts_RE)
             return plain_share(split, table, counts_RE)
 
-        def note(counts_ahead: CountsAhead, told_E: Tensor | None, chosen_E: Tensor) -> None:
-            self._chosen.append(chosen_E)
-            plain_note(counts_ahead, told_E, chosen_E)
+        def note(look_ahead: LookAhead, micro_batch: MicroBatch, routing_map_TE: Tensor) -> None:
+            is_split = micro_batch.cells.is_split(micro_batch.index, look_ahead._index)
+            if is_split and not look_ahead._is_again(micro_batch):
+                self._chosen.append(routing_map_TE.sum(dim=0, dtype=torch.int32))
+            plain_note(look_ahead, micro_batch, routing_map_TE)
 
         with (
             mock.patch.object(dist, "all_gather_into_tensor", gather),
             mock.patch.object(TokenSplit, "share_P", share_P),
-            mock.patch.object(CountsAhead, "note", note),
+            mock.patch.object(LookAhead, "note_choice", note),
         ):
             yield self
         self.gathers.sort()
