@@ -50,13 +50,8 @@ def test_kernels_have_no_races(tmp_path: Path) -> None:
     assert status == 0, printed
 
 
-@pytest.mark.parametrize(
-    ("file", "barrier"),
-    [
-        ("quota_remap.cu", 0),
-        *(pytest.param("token_split.cu", i, marks=pytest.mark.long) for i in range(3)),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("file", "barrier"), [("quota_remap.cu", 0), *(("token_split.cu", i) for i in range(3))])
 def test_a_kernel_that_lacks_a_barrier_is_caught(tmp_path: Path, file: str, barrier: int) -> None:
     status, printed = raced(tmp_path, file, barrier)
     assert status == _FOUND, printed
