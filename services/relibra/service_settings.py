@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, field_serializer
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
 
 from relibra.errors import InvalidInput, Unsupported
 from relibra.store.address import with_password_of, without_password
@@ -60,6 +66,10 @@ class ServiceSettings(BaseSettings):
         except ValidationError as error:
             faults = (f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
             raise InvalidInput(f"settings: {'; '.join(faults)}") from None
+        except SettingsError as error:
+            raise InvalidInput(
+                f"settings: {error}: expected JSON there, as in RELIBRA_MAX_JOBS_BY_PREFIX='{{\"red-\": 20}}'"
+            ) from error
         except (OSError, ValueError) as error:
             raise InvalidInput.of(_FILE_VARIABLE, expected="a TOML file", got=error) from error
         settings.check()

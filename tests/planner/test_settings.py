@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from relibra.errors import Unsupported
+from relibra.errors import InvalidInput, Unsupported
 from relibra.planner.limits.admission import Admission
 from relibra.planner.limits.solve_size import check_schedule
 from relibra.planner.settings import PlannerSettings
@@ -43,3 +43,16 @@ def test_S7_the_defaults_serve_a_large_job_of_many_sequences(params: PlanParams)
     assert reports_bytes <= settings.max_reports_size_bytes
     assert settings.max_step_size_bytes <= settings.retained_bytes, "each step would drop all before it"
     assert StoreLimits() == settings.store_limits
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("red", '"max_jobs_by_prefix".*: expected JSON there'),
+        ('{"red-": -1}', r"max_jobs_by_prefix\.red-: .* equal to 0"),
+    ],
+)
+def test_a_quota_that_cannot_be_read_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, text: str, words: str) -> None:
+    monkeypatch.setenv("RELIBRA_MAX_JOBS_BY_PREFIX", text)
+    with pytest.raises(InvalidInput, match=words):
+        PlannerSettings.load(redis_url=URL)
