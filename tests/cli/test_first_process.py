@@ -20,7 +20,7 @@ def as_first_process() -> list[str]:
     for command in _NAMESPACES:
         if subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0:
             return command
-    pytest.skip("this machine allows no process namespace")
+    pytest.skip("this machine allows no process namespace: run as root, or permit user namespaces")
 
 
 def test_L4_a_service_that_still_imports_its_modules_stops(as_first_process: list[str], tmp_path: Path) -> None:

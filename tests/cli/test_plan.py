@@ -152,7 +152,7 @@ def test_input_that_cannot_be_planned_is_refused_and_nothing_written(trace, fixe
 def _judge(traces_dir: Path, *args: object) -> dict[str, object]:
     judge = traces_dir.parent / "judge_plan.py"
     if not judge.is_file():
-        pytest.skip("there is no judge_plan.py beside the traces")
+        pytest.skip("there is no judge_plan.py beside the folder RELIBRA_TRACES: it comes with the recorded traces")
     run = subprocess.run([sys.executable, judge, *map(str, args)], capture_output=True, text=True, check=False)
     assert run.stdout, run.stderr
     return json.loads(run.stdout)

@@ -29,7 +29,7 @@ def services() -> dict[str, Any]:
     """The services of the file by name."""
     docker_compose = shutil.which("docker-compose")
     if docker_compose is None:
-        pytest.skip("docker-compose is not installed: it parses the file")
+        pytest.skip("docker-compose is not installed: it parses the file; on Debian: apt-get install docker-compose")
     parsed = subprocess.run(
         [docker_compose, "--profile", "*", "-f", _REPOSITORY / "docker-compose.yml", "config"],
         capture_output=True,
