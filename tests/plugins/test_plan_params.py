@@ -117,7 +117,8 @@ def test_S9_the_log_hears_whose_speeds_the_prices_are() -> None:
 
     assert planned(gpu=None).cost is None
     assert whose(None).startswith("none, because ranks without GPUs have no speeds")
-    assert whose("NVIDIA H200") == "those of h200 nodes, by the name NVIDIA H200, dispatching with alltoall"
+    said = "those of h200 nodes, by the name NVIDIA H200, dispatching with alltoall, the time of experts not measured"
+    assert whose("NVIDIA H200") == said
     assert "because relibra knows no NVIDIA H20: set hardware to the nearest" in whose("NVIDIA H20")
 
 

@@ -1,9 +1,9 @@
-"""Where a rollout engine should place experts that it keeps copies of, for routing like that of a trace.
+"""Where a rollout engine should place experts and their copies, for routing like that of a trace.
 
 Unlike a trainer, an engine keeps one placement for a long time, fills all slots, and spreads the tokens of an expert
-evenly over its copies. So copies are chosen by total loads: the next one goes to the expert whose copies have most
-tokens each, which makes the largest load of a copy the smallest possible. Then the copies are placed as `reorder`
-places experts, and copies of one expert that share a rank change places with others.
+evenly over its copies. So total loads decide the copies: the next copy goes to the expert with the most tokens per
+copy, which makes the largest load of a copy the smallest possible. `reorder` then places the copies as if they were
+experts, and copies of one expert that share a rank change places with others.
 
 M micro-batches, L layers, E experts, P physical experts, R ranks, S slots of a rank.
 """
@@ -26,18 +26,24 @@ def place_copies(load_MLE: NDArray[np.int64], num_copies: int, cluster: Cluster)
 
     Args:
         load_MLE: token copies of every expert.
-        num_copies: P: experts, and copies besides.
+        num_copies: P, all copies of experts, with the first copy of every expert.
         cluster: the ranks of the engine.
 
     Raises:
-        InvalidInput: the ranks do not divide `num_copies`, or there are fewer copies than experts, or more than there
-            are places for on different ranks.
+        InvalidInput: the ranks do not divide `num_copies`, there are fewer copies than experts, or there are more
+            copies than different ranks can hold.
     """
     num_experts = load_MLE.shape[2]
-    if not num_experts <= num_copies <= num_experts * cluster.num_ranks or num_copies % cluster.num_ranks:
+    if num_copies % cluster.num_ranks:
         raise InvalidInput.of(
-            "redundant experts",
-            expected=f"a number that makes {num_experts} experts a multiple of {cluster.num_ranks} ranks",
+            "--ep-size and --redundant-experts",
+            expected=f"{num_experts} experts and the redundant ones to be a multiple of {cluster.num_ranks} ranks",
+            got=num_copies,
+        )
+    if not num_experts <= num_copies <= num_experts * cluster.num_ranks:
+        raise InvalidInput.of(
+            "--redundant-experts",
+            expected=f"at most {num_experts * (cluster.num_ranks - 1)}, one copy of each expert on every rank",
             got=num_copies - num_experts,
         )
     load_LE = load_MLE.sum(axis=0)
@@ -65,7 +71,7 @@ def trivial(num_layers: int, num_experts: int, num_copies: int) -> NDArray[np.in
 
 
 def _separate(expert_RS: NDArray[np.int32], copy_load_E: NDArray[np.float64]) -> None:
-    """Let copies of one expert that share a rank change places with copies that have about as many tokens, in place."""
+    """Swap, in place, copies of one expert that share a rank with other copies of about as many tokens."""
     for rank, of_rank in enumerate(expert_RS):
         for slot, expert in enumerate(of_rank):
             if expert in of_rank[:slot]:

@@ -132,15 +132,16 @@ class Agent(WeightAccess):
             RelibraError: a peer is gone.
         """
         links = measure_links(self._context, self._experts, self._groups, self._config.cluster)
-        return links, measure_experts(self._experts, self._groups.everyone, self._context.slots.device)
+        gathered, device = self._context.fetcher.gathered, self._context.slots.device
+        return links, measure_experts(self._experts, gathered, self._groups.everyone, device)
 
     @property
     def relays(self) -> bool:
-        """Whether ranks send on replicas that they receive."""
+        """Whether ranks relay replicas that they receive."""
         return self._context.transport.relays
 
     def keep_host_copy(self) -> None:
-        """Collective over all ranks, before the first step: keep a host copy of experts, as `AgentConfig.host_copy`.
+        """Collective over all ranks, before the first step: keep a host copy of experts (`AgentConfig.host_copy`).
 
         Raises:
             RelibraError: a peer is gone.

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 _FEWEST_TOKENS, _MOST_TOKENS = 1024, 65536
 _MOST_BYTES = 512 << 20
 _RESOLVED = 1.8
-"""How much longer twice the tokens must take: else the time is that of the host, which launches kernels."""
+"""Twice the tokens must take this much longer; otherwise the time is that of the host, which launches kernels."""
 
 
 class ExpertTimes(NamedTuple):
@@ -28,7 +28,12 @@ class ExpertTimes(NamedTuple):
     """What one more expert with tokens adds, as it reads its weights."""
 
 
-def measure_experts(experts: Mapping[int, Experts], everyone: dist.ProcessGroup, device: torch.device) -> ExpertTimes:
+def measure_experts(
+    experts: Mapping[int, Experts],
+    gathered: Mapping[int, Callable[[], None]],
+    everyone: dist.ProcessGroup,
+    device: torch.device,
+) -> ExpertTimes:
     """Collective over all ranks, outside of steps: measure the experts of the first layer by their own forward.
 
     A rank without MoE layers leaves the answer to the others. Products in fp8 are not measured, because megatron
@@ -39,6 +44,8 @@ def measure_experts(experts: Mapping[int, Experts], everyone: dist.ProcessGroup,
     """
     mine = (0.0, 0.0)  # on a pipeline stage without MoE layers
     if experts:
+        with noticing_death("gathering the weights of experts, to measure how fast they are"):
+            gathered[min(experts)]()  # collective, so before anything that may fail on one rank
         try:
             measured = _measured(experts[min(experts)], device)
         except Exception as error:  # such as too little memory: the peers wait, and a job goes on without the times
@@ -53,7 +60,7 @@ def measure_experts(experts: Mapping[int, Experts], everyone: dist.ProcessGroup,
 
 
 def fit(lasted_s: Callable[[int, int], float], num_experts: int, most_tokens: int) -> ExpertTimes:
-    """Return the times of experts by those of their forwards.
+    """Return the times of experts, from the times of their forwards.
 
     Tokens are doubled until time grows with them.
 
@@ -81,7 +88,7 @@ def _measured(experts: Experts, device: torch.device) -> ExpertTimes:
     hidden_size = int(getattr(config, "moe_latent_size", None) or config.hidden_size)
     most_tokens = min(_MOST_TOKENS, _MOST_BYTES // (hidden_size * dtype.itemsize))
 
-    generator = torch.Generator(device).manual_seed(0)  # the training must not notice
+    generator = torch.Generator(device).manual_seed(0)  # leaves the training's random numbers alone
 
     def lasted_s(num_tokens: int, num_busy: int) -> float:
         tokens = torch.randn(num_tokens, hidden_size, dtype=dtype, device=device, generator=generator)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from relibra.agent.cells.visit import ReplicaContext
 from relibra.agent.experts import Experts
@@ -49,14 +50,27 @@ def measure_links(
             inside = size_bytes / (from_peer_s(context.transport, expert, places) * 1e6)
             try:
                 from_host = size_bytes / (from_host_s(places) * 1e6)
-            except RuntimeError as error:  # pinned memory is short: the peers wait, and nobody knows the rate
+            except RuntimeError as error:  # too little pinned memory: peers wait, so go on
                 log.warning("relibra could not measure how fast host memory is: %s", error)
                 from_host = -inf
-        if cluster.num_nodes > 1:
-            part_bytes = _DISPATCHED_BYTES // cluster.num_ranks
-            sent, received = torch.zeros(2, part_bytes * cluster.num_ranks, dtype=torch.uint8, device=device)
+        part_bytes = _DISPATCHED_BYTES // cluster.num_ranks
+        buffers = _buffers(part_bytes * cluster.num_ranks, device) if cluster.num_nodes > 1 else None
+        has_buffers = torch.tensor(int(buffers is not None))
+        dist.all_reduce(has_buffers, dist.ReduceOp.MIN, group=groups.everyone)
+        if buffers is not None and has_buffers:
+            sent, received = buffers
             lasted_s = fastest_s(lambda: dist.all_to_all_single(received, sent, group=groups.ep), device)
             across = part_bytes * (cluster.num_ranks - cluster.gpus_per_node) / (lasted_s * 1e6)
         slowest = torch.tensor([inside, across, from_host], dtype=torch.float64)
         dist.all_reduce(slowest, dist.ReduceOp.MIN, group=groups.everyone)
     return LinkRates(*(rate if isfinite(rate) else None for rate in slowest.tolist()))
+
+
+def _buffers(size_bytes: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
+    """Return what an all-to-all sends and receives; None if the device has no memory for it."""
+    try:
+        sent, received = torch.zeros(2, size_bytes, dtype=torch.uint8, device=device)
+    except RuntimeError as error:
+        log.warning("relibra could not measure how fast links between nodes are: %s", error)
+        return None
+    return sent, received

@@ -1,4 +1,4 @@
-"""Whether a node's experts have a second copy in host memory, by how fast weights come from it and from a peer."""
+"""Whether a node keeps a host copy of its experts, judged by how fast weights come from it and from a peer."""
 
 import re
 import socket
@@ -16,10 +16,10 @@ from relibra.errors import Unsupported
 from relibra.planning import Cluster, CostModel, Model
 
 _MOST_MEMORY = 0.1
-"""The part of the available host memory that the copy may take: it has 2 bytes of a weight, and beside it frameworks
-offload up to 18 (weights, gradients in fp32, main weights and two moments)."""
+"""The part of the available host memory that the copy may take. It needs 2 bytes per weight, while frameworks offload
+up to 18 per weight (weights, gradients in fp32, main weights and two moments)."""
 _MICRO_BATCHES = 8
-"""The micro-batches of a pass, within which the copy must have saved what it took to make it."""
+"""Within a pass of this many micro-batches, the copy must save the time that its making took."""
 
 
 def keep_host_copy(
@@ -33,7 +33,7 @@ def keep_host_copy(
         cluster: the EP groups.
         cost: the prices of plans; None where ranks have no GPUs.
         links: what ranks measured; nothing where ranks have no GPUs.
-        wanted: what the user says; None to find out. That of rank 0 counts.
+        wanted: the user's choice, which counts on rank 0 only; None to decide here.
 
     Raises:
         RelibraError: a peer is gone.
@@ -74,8 +74,8 @@ def choose(
 ) -> tuple[bool, str]:
     """Return whether a host copy pays, and why.
 
-    It is judged by the cell that it helps most, in which the experts of one rank fill the slots of all others, and by
-    the time that making the copy takes in each pass, which nothing hides.
+    The judgment uses the cell that the copy helps most, in which the experts of one rank fill the slots of all others.
+    It also uses the time that making the copy takes in each pass, which nothing hides.
 
     Args:
         links: what ranks measured.
@@ -85,8 +85,10 @@ def choose(
         exposed_share: the part of the time of travelling weights that computation does not hide.
         memory_share: the part of the available host memory that the copy would take.
     """
-    if links.inside is None or links.from_host is None:
+    if links.inside is None:
         return False, "no replicas travel between GPUs"
+    if links.from_host is None:
+        return False, "a rank could not measure how fast host memory is"
     rates = f"{links.from_host / 1e3:.3g} GB/s from the host and {links.inside / 1e3:.3g} GB/s from a peer, as measured"
     speed = links.from_host / links.inside
     slots = range(cluster.redundant_slots)
@@ -112,7 +114,7 @@ def choose(
 
 
 def memory_share(size_bytes: int) -> float:
-    """Collective over all ranks: return which part of the available host memory blocks of this size take, at most.
+    """Collective over all ranks: return the largest part of a machine's available memory that these blocks take.
 
     Args:
         size_bytes: the block of this rank; the blocks of all ranks of a machine count together.
@@ -139,5 +141,5 @@ def available_bytes(container: Path = Path("/sys/fs/cgroup"), machine: Path = Pa
         return available
     if not limit.strip().isdecimal():
         return available
-    dropped = re.search(r"^inactive_file (\d+)$", parts, re.M)  # files that were read, which the kernel drops first
+    dropped = re.search(r"^inactive_file (\d+)$", parts, re.M)  # cached files, which the kernel drops first
     return min(available, int(limit) - int(taken) + (int(dropped[1]) if dropped else 0))

@@ -21,7 +21,7 @@ from relibra.plugins.settings import PluginSettings
 
 _ASSUMED = HARDWARE["h100"]
 _SANE = 10.0
-"""How many times off its preset a measured price may be: beyond that, something else was measured."""
+"""The largest factor between a measured price and its preset; beyond it, something else was measured."""
 
 
 def homes_stay(settings: PluginSettings, cluster: Cluster) -> bool:
@@ -94,6 +94,8 @@ def corrected(
     across = believed(alltoall, links.across, "{:.3g} GB/s of an all-to-all between nodes", 1e-3)
     per_token = believed(table.us_per_token, times.us_per_token, "{:.3g} ns for a token of an expert", 1e3)
     fixed = believed(table.expert_us[0], times.fixed_us, "{:.3g} us for each further expert", 1.0)
+    if times.us_per_token is None:
+        corrections.append("the time of experts not measured")
     if across is not None:
         hardware = with_adapters(hardware, across)
     expert_us = table.expert_us
@@ -109,10 +111,10 @@ def corrected(
 
 
 def with_adapters(hardware: Hardware, alltoall_bytes_per_us: float) -> Hardware:
-    """Return the machine with adapters on which an all-to-all may reach a measured rate: those of a preset are a guess.
+    """Return the machine with network adapters that fit a measured rate of an all-to-all: a preset only guesses them.
 
-    The peak stays if the measured rate is in the range of all-to-alls on it; else it is the nearest one of which this
-    is so. Dispatchers that were not measured reach their own share of it.
+    The adapters' peak stays if all-to-alls on it may reach the measured rate; else the nearest peak on which they may
+    replaces it. Dispatchers that were not measured reach their own share of the peak.
     """
     share, peak = ACROSS_SHARE[Dispatcher.ALLTOALL], hardware.network_bytes_per_us
     nearest = min(max(peak, alltoall_bytes_per_us / share.high), alltoall_bytes_per_us / share.low)

@@ -3,7 +3,8 @@
 With replay, a rank can count the tokens of all cells of a micro-batch before the first cell runs, so that one
 all-gather brings all these counts. Routers may choose other experts all the same: a replay leaves some rows to them, as
 verl's and NeMo-RL's do with the last row of a sequence, routers may drop tokens, and a framework may change the choice.
-So each cell is compared. Counts that differ by little cost little balance, and never change a result.
+So each cell is compared. Where tokens are split by told counts, a small difference costs little balance and changes no
+result. Where dispatchers rely on them, they must be exact: else the job stops before the optimizer steps.
 
 C cells of a micro-batch, T tokens of this rank, K top-k, E experts.
 """
@@ -60,12 +61,12 @@ class CellAhead(NamedTuple):
     num_left: Tensor | None
     """How many tokens of this rank a replay leaves to the router, int32; None if no replay tells."""
     gathered: tuple[GatheredAhead, int] | None
-    """The counts of all ranks, under way, and the place of the cell in them; None if ranks gather cell by cell, or the
-    tokens of the cell are not split."""
+    """The pending gather of all ranks' counts, and the place of the cell in it; None if ranks gather cell by cell, or
+    do not split the tokens of the cell."""
     share_P: Tensor | None = None
     """How this rank's tokens are split over the slots, if that is known."""
     shapes: tuple[ShapesAhead, int] | None = None
-    """What ranks exchange, under way, and the place of the cell in it; None if dispatchers find it out."""
+    """The shapes that ranks still gather, and the place of the cell in them; None if dispatchers count rows."""
 
 
 def cells_ahead(
@@ -95,7 +96,7 @@ def cells_ahead(
         CellAhead(*_told(counted, place), gathered=None if gathered is None else (gathered, place))
         for place in range(num_split)
     ]
-    # One by one: a layer whose routing is not told must not take the others' along.
+    # One by one, so that a layer without told routing does not spoil the counts of the others.
     others = (count_ahead([expert_TK], num_experts, device) for expert_TK in others_CTK)
     return [*split, *(CellAhead(*_told(each, 0), gathered=None) for each in others)]
 
@@ -126,7 +127,7 @@ class CountsAhead:
             self._compared.append((told_E, chosen_E))
 
     def rely(self, layer: int, told_E: Tensor, chosen_E: Tensor) -> None:
-        """Note that the tokens of a cell go where its dispatcher was told before, which must be what was chosen."""
+        """Note that a cell dispatches its tokens by the told counts, which must equal what its router chose."""
         self._relied.append((layer, told_E, chosen_E))
 
     def is_close(self, most_wrong: float | None = None) -> bool | None:
@@ -135,7 +136,7 @@ class CountsAhead:
         The host waits for the device.
 
         Args:
-            most_wrong: the part of a rank's tokens in a cell that they need not tell.
+            most_wrong: the largest part of a rank's tokens in a cell that replays may miss.
         """
         if self._is_untold or not self._compared:
             return False if self._is_untold else None
@@ -155,7 +156,7 @@ class CountsAhead:
         if not wrong:
             return None
         return Unsupported(
-            f"MoE layers {wrong} chose other experts than the replay had told before the forward, and their tokens "
-            "were dispatched as told, so that their results are wrong: something changes the choice of routers after "
-            "the replay; switch that off, or the replay"
+            f"MoE layers {wrong} chose other experts than the replay had told before the forward, but their tokens "
+            "were dispatched as told, so their results are wrong: something changes the choice of routers after "
+            "the replay; switch off either that or the replay"
         )

@@ -83,7 +83,7 @@ class Fetcher:
         gathered: Mapping[int, Callable[[], None]],
         host_copy: HostCopy | None = None,
     ) -> None:
-        self._transport, self._slots, self._experts, self._gathered = transport, slots, experts, gathered
+        self._transport, self._slots, self._experts, self.gathered = transport, slots, experts, gathered
         self.host_copy, self._is_frozen = host_copy, False
         self._pending: list[list[Handle]] = [[] for _ in range(NUM_SIDES)]
         self._expected: Use | None = None
@@ -124,14 +124,14 @@ class Fetcher:
         """
         if self.host_copy is None:
             return
-        for gathered in self._gathered.values():
+        for gathered in self.gathered.values():
             gathered()
         self.host_copy.refresh(lambda layer: self._slots.places(0, 0, layer))
         self._is_frozen = True
 
     def _fill(self, use: Use, side: int) -> None:
         self._settle(side)
-        self._gathered[use.layer]()
+        self.gathered[use.layer]()
         with span("fetch", use.layer):
             self._pending[side] += self._fetch_of(use, side).start()
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from relibra.agent import Phase
+from relibra.errors import InvalidInput
 from relibra.plugins.attached_job import attach_job
 from relibra.plugins.balanced_passes import BalancedPasses
 from relibra.plugins.observed_job import observe_megatron
@@ -65,6 +66,9 @@ def balanced(strategy: type[Any]) -> type[Any]:
                 if optimizer is not None:
                     self.observer = observe_megatron(settings, layers, models, optimizer)
                 return
+            if settings.reorder == "always":
+                expected = "auto or never in ROLL, where no expert moves"
+                raise InvalidInput.of("relibra.reorder", expected=expected, got=settings.reorder)
             beside = "" if optimizer is not None else nearest_job_id(self.worker.cluster_name or "reference")
             self.passes = attach_job(replace(settings, reorder="never"), layers, models, optimizer, beside=beside)
             self.forward_backward_func = self._in_a_pass(vars(self)["forward_backward_func"])
