@@ -30,7 +30,7 @@ _ALLOWED = {("collections", "Counter"): Counter, ("numpy", "dtype"): np.dtype}
 
 
 class _Counts(pickle.Unpickler):
-    """Reads counters of numbers, and refuses all else that a pickle might run."""
+    """Reads counters of numbers, and refuses everything else that a pickle might run."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "scalar":
@@ -49,7 +49,7 @@ def read_counts(path: Path) -> NDArray[np.int64]:
 
 
 def compare(before_LE: NDArray[np.int64], after_LE: NDArray[np.int64]) -> dict[str, float]:
-    """Return how far popularity moved, and what EPLB's placement by the older counts leaves on 8 ranks with 2 slots."""
+    """Return how far popularity moved, and the imbalance of EPLB by the older counts on 8 ranks with 2 slots."""
     cluster = Cluster(num_nodes=1, gpus_per_node=8, redundant_slots=2)
     model = Model(num_layers=len(after_LE), num_experts=after_LE.shape[1], top_k=8)
     share_LE, was_LE = (counts / counts.sum(axis=1, keepdims=True) for counts in (after_LE, before_LE))

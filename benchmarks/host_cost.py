@@ -14,12 +14,13 @@ processor, and the tenth percentile of all turns, because other work on the mach
   *Other calls* of the driver queue copies, words and events.
 - A replicated cell has 14 replicas of two experts in this node. One replica is on this rank, and seven are of an expert
   whose home this rank is. Gradients return.
-- *First time*: the cell has not run before in this step, so what follows from the plan alone is found on the way, as in
-  the three passes over every cell of a step. The other cells ran before, as where activations are recomputed.
+- *First time*: the cell has not run before in this step, so the time includes working out what follows from the plan
+  alone, as in the three passes over every cell of a step. All other cases run cells that ran before, as in a
+  recomputation of activations.
 - *Counts ahead*: a replay tells the routing, so that counts are gathered once for all cells.
 - *Symmetric memory*: that transport queues its copies and signals.
 
-How fast a core is, a small operation says (`torch.empty(1).add_(1)`), whose time the title of the table has.
+The title of the table has the time of a small operation (`torch.empty(1).add_(1)`), which says how fast the core is.
 
 Writes `benchmarks/results/host_cost.json`.
 """
@@ -195,7 +196,7 @@ class Layers:
         self.forward().backward()
 
     def forward(self) -> Tensor:
-        """Run all layers forward; return what to go backward from."""
+        """Run all layers forward; return the sum that a backward starts from."""
         self._tokens.grad = self._probs_TE.grad = None
         with running(self._micro_batch) if self._executions else nullcontext():
             hidden = self._tokens
@@ -249,11 +250,11 @@ class Counts(NamedTuple):
     """What all passes over a cell queue."""
 
     operations: float
-    """Of torch."""
+    """torch's own operations."""
     kernels: float
-    """Of relibra."""
+    """relibra's own kernels."""
     other_calls: float
-    """Of the driver: copies, words and events."""
+    """Calls of the driver for copies, words and events."""
 
 
 def counts(layers: Layers, driver: StubDriver) -> Counts:

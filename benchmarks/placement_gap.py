@@ -1,12 +1,13 @@
-"""How far the search for homes and its floor are from the best placement, which is proven by trying all others.
+"""How far the search for homes and its floor are from the best placement, which an exhaustive search proves.
 
     python -m benchmarks.placement_gap
 
 On several nodes the split of experts over nodes decides, because replicas cannot leave a node: with a slot for every
 expert the slowest rank of a cell has the mean of its heaviest node. So the best placement of a layer has the least sum,
 over its micro-batches, of the heaviest node's load. Depth first search finds it: experts go to nodes one by one, and a
-branch ends where it cannot be better than the best so far. Loads are log-normal, with a part that all micro-batches
-share and one of each, or recorded (gpt-oss-20b on 2 nodes; needs the traces). Writes `results/placement_gap.json`.
+branch ends where it cannot be better than the best so far. Loads are log-normal, with one part that all micro-batches
+share and one part per micro-batch, or recorded (gpt-oss-20b on 2 nodes; needs the traces). Writes
+`results/placement_gap.json`.
 
 M micro-batches, E experts, N nodes.
 """
@@ -28,7 +29,7 @@ from relibra.routing import count_sequences, read_trace
 _SIZES = ((2, 8, 16), (2, 4, 24), (3, 2, 18), (4, 4, 16), (8, 2, 16))
 """Nodes, ranks of a node, experts."""
 _SPREADS = ((0.5, 0.3), (0.8, 0.5))
-"""The deviations of log-loads: of what micro-batches share, and of each."""
+"""The deviations of log-loads: of the part that micro-batches share, and of the part per micro-batch."""
 _NUM_LAYERS = 10
 _RECORDED_LAYERS = (0, 8, 16)
 _MOST_BRANCHES = 400_000_000
@@ -43,7 +44,7 @@ def best_sum(load_ME: NDArray[np.int64], num_nodes: int, at_most: int, most_bran
         load_ME: the tokens of every expert in every row, heaviest experts first.
         num_nodes: N, which divides E.
         at_most: a sum that some placement has.
-        most_branches: after so many the search gives up.
+        most_branches: the search gives up after this many branches.
     """
     num_rows, num_experts = load_ME.shape
     size = num_experts // num_nodes

@@ -1,4 +1,4 @@
-"""What a number of redundant slots is worth: with routing that is known, and with the loads of four steps before.
+"""How much redundant slots gain, by their number: with known routing, and with the loads of four steps before.
 
     python -m benchmarks.slots
 

@@ -21,7 +21,7 @@ def one_node() -> Iterator[Case]:
 
 
 def _rows(model: str) -> Rows:
-    """Return the rows of all ways for each time of the hosts, of which plans know."""
+    """Return the rows of all ways, for each host time; plans know this time."""
     asked, found = question(model, 8), Rows()
     before, now = asked.steps(seed=0)
     others = {"relibra": POLICIES["relibra"], "always": reordering, "no copies": POLICIES["reorder-only"]}

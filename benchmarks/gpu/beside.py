@@ -32,7 +32,7 @@ Run = Callable[[], object]
 def together_us(run: Run, num: int, other: Run, num_other: int) -> tuple[float, float]:
     """Return the device time of `run`, called `num` times, and of `other`, from one start on two streams.
 
-    With 0 calls of one, the time of the other alone.
+    With 0 calls of one, this is the time of the other alone.
     """
     streams, times = [torch.cuda.Stream(), torch.cuda.Stream()], list[float]()
     begin = torch.cuda.Event(enable_timing=True)
@@ -66,7 +66,7 @@ def row(copies: str, alone_us: float, copy_us: float, both: tuple[float, float])
         "copy_alone_us": copy_us,
         "product_us": both[0],
         "copy_us": both[1],
-        # While both run, work that neither slows the other down is over when the longer one is.
+        # If neither slows the other down, both are over when the longer one is.
         "hidden_share": max(0.0, min(1.0, (alone_us + copy_us - max(both)) / min(alone_us, copy_us))),
     }
 

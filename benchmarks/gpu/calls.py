@@ -43,7 +43,7 @@ def calls(of: Context, stream: int, words: int, source: int, into: int, events: 
         stream: a stream that nothing else uses.
         words: the address of as many words of 64 bits as the largest batch has, all 0, so that waits for 0 are over.
         source: the address of as many parts of `_COPY_BYTES`.
-        into: as many more.
+        into: the address of as many more such parts.
         events: a recorded event, and one to record.
     """
     handle = ctypes.c_void_p(stream)

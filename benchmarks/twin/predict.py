@@ -84,7 +84,7 @@ def step(row: Row) -> Figure:
 
 
 def speed(row: Row) -> Figure:
-    """Predict tokens per second and GPU of the same."""
+    """Predict tokens per second and GPU of such a step."""
     training, seconds = step(row)
     return training, lambda job: row["gbs"] * row["length"] / seconds(job) / row["gpus"]
 
@@ -124,7 +124,7 @@ def _skewed(model: str, target: float) -> tuple[Training, Workload]:
 
 
 def share(row: Row) -> Figure:
-    """Predict throughput over that of balance. EPLB and LPLB are plain expert parallelism at the imbalance left."""
+    """Predict throughput over that of balance. EPLB and LPLB count as plain expert parallelism at their imbalance."""
     training, workload = _skewed(row["model"], row["imbalance"])
     if row["of"] == "UltraEP":
         assignment = ultraep(workload.load.load_MLE, training.model.model(), training.cluster)
@@ -211,6 +211,6 @@ PREDICTIONS: Mapping[str, Callable[[Row], Figure]] = {
 
 
 def predict(row: Row) -> Estimate:
-    """Return the figure of a row, with the ends of what it may be if constants are not in the middle."""
+    """Return the figure of a row, and the ends of its range over the ranges of the constants."""
     training, figure = PREDICTIONS[row["kind"]](row)
     return estimate(lambda chosen: figure(replace(training, constants=chosen)), training.constants, training.ranges)

@@ -83,7 +83,7 @@ def _summary() -> str:
 
 
 def _gains() -> str:
-    """Return UltraEP's gain over plain expert parallelism: the figure that the evaluation has of relibra."""
+    """Return UltraEP's gain over plain expert parallelism: the figure that the evaluation reports for relibra."""
     by_model: dict[str, dict[str, Row]] = {}
     for row in results.read("twin"):
         if row["kind"] == "share":

@@ -8,7 +8,7 @@ HOST_S, TOKEN_S, EXPERT_S = 1e-3, 1e-7, 5e-6
 
 
 def lasted_s(tokens: int, num_experts: int) -> float:
-    """Return how long a GPU takes, or its host, which launches at the same time."""
+    """Return the longer time: that of a GPU, or that of its host, which launches kernels meanwhile."""
     return max(HOST_S, TOKEN_S * tokens + EXPERT_S * num_experts)
 
 

@@ -6,7 +6,7 @@ from benchmarks import defaults
 
 _NODE = 8
 _ON_TWO_NODES = "gpt-oss-20b"
-"""Of the presets on several nodes, the one that is planned soonest."""
+"""The preset on several nodes that takes least time to plan."""
 
 
 def _case(model, ep, dispatcher):

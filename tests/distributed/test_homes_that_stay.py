@@ -71,7 +71,7 @@ def with_adapters_of_ranks(cluster, **options):
 @pytest.mark.parametrize(("sharded", "recomputation"), [(False, "none"), (True, "selective")])
 @on_ranks(EP4, EP2_EDP2)
 def test_S5_the_adapter_of_a_rank_goes_with_the_copies_of_its_experts(cluster, sharded, recomputation):
-    """Its gradients return, from all copies of all its experts."""
+    """The adapter's gradients return from all copies of all its experts."""
     got = with_adapters_of_ranks(cluster, sharded=sharded, **RECOMPUTE[recomputation])
     assert all(outcome.applied and outcome.num_replicas for outcome in got.outcomes)
     assert_equal(got)

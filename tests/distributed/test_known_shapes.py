@@ -80,7 +80,7 @@ if IS_RANK:
                 yield self
 
     def compared(taken):
-        """Let all-to-alls also count for themselves, and compare; `taken` gets what they took by itself."""
+        """Let all-to-alls also count rows by themselves, and compare; `taken` notes whether they were told shapes."""
         ours = known_shapes._preprocess
 
         def shapes_of(dispatcher, tokens_per_expert):
@@ -142,7 +142,7 @@ def test_S5_with_replay_shapes_are_those_that_the_all_to_all_would_count(cluster
 
 @on_ranks(EP4, CP2_EP2_EDP2)
 def test_S5_the_replay_of_megatron_tells_shapes(cluster):
-    """verl and ms-swift fill up batches with rows that name one expert several times, and so mend the dispatcher."""
+    """verl and ms-swift fill up batches with rows that name one expert several times, and patch the dispatcher."""
     plain_preprocess = MoEAlltoAllTokenDispatcher.preprocess
 
     def preprocess(self, routing_map):
@@ -176,7 +176,7 @@ def test_S5_the_replay_of_megatron_tells_shapes(cluster):
 @pytest.mark.parametrize("dispatcher", ["alltoall", "hybridep"])
 @on_ranks(EP4)
 def test_with_replay_the_host_waits_once_for_a_micro_batch_and_for_no_layer(cluster, dispatcher):
-    """Of three layers, each forward is computed again. Grouped experts and fused permutations read nothing more."""
+    """The job computes the forwards of three layers again. Grouped experts and fused permutations read nothing more."""
     experts = EXPERTS["grouped"] | {"moe_permute_fusion": True}
     if dispatcher == "hybridep":
         fused_a2a.reset_hybrid_ep_buffer()

@@ -23,7 +23,7 @@ if IS_RANK:
     from relibra.planning.places import WHOLE
 
 BUFFER_BYTES = 1 << 18
-"""Room for some of the eight experts that a rank of two groups has in a layer, with half of the state of each."""
+"""Room for some of the eight experts that a rank of two groups has in a layer, with half of every expert's state."""
 LEAST_PIECE_BYTES = 1 << 12
 """Smaller than the experts, so that they travel in pieces."""
 SECOND_WAVE = 2

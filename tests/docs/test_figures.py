@@ -1,4 +1,4 @@
-"""A page that shows another figure than the result file it comes from fails here."""
+"""Every figure on a page equals the figure in its result file."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -37,7 +37,7 @@ def test_a_generated_table_is_that_of_its_results(page: Path, name: str) -> None
 
 
 def table(page: str, heading: str) -> list[Cells]:
-    """Return the cells of a table whose first line begins so, without bold type."""
+    """Return the cells of the table whose first line begins with `heading`, without bold type."""
     text = (REPOSITORY / page).read_text(encoding="utf-8")
     _, found, rest = text.partition(heading)
     assert found, f"{page} has no table that begins with {heading}"

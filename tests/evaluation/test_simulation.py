@@ -40,7 +40,7 @@ def test_nothing_is_faster_than_balance_and_relibra_comes_closest_beside_ultraep
     on_the_gpu = {"ultraep", "moonep"}
     published = set(outcomes) - {"reorder-only", "replicate-only", "relibra", "relibra-packed", *on_the_gpu}
     assert outcomes["relibra"].of_balanced.mid > max(outcomes[name].of_balanced.mid for name in published)
-    # They are ahead by a hair on this small step: a kernel maps their tokens to copies, and relibra's host does that.
+    # They are slightly ahead on this small step: a kernel maps their tokens to copies, but relibra maps on the host.
     for name in on_the_gpu:
         assert outcomes["relibra"].of_balanced.mid > outcomes[name].of_balanced.mid - 0.005
     assert outcomes["relibra"].of_balanced.mid > 0.97

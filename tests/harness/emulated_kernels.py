@@ -1,4 +1,4 @@
-"""The kernels on the CPU. `python -m harness.emulated_kernels FOLDER` runs those in which threads share memory."""
+"""Kernels on the CPU. `python -m harness.emulated_kernels FOLDER` runs the kernels whose threads share memory."""
 
 import ctypes
 import subprocess

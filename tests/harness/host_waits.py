@@ -1,4 +1,4 @@
-"""Who makes the host wait for a CUDA device."""
+"""The callers that make the host wait for a CUDA device."""
 
 import sys
 import warnings

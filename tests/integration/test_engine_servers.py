@@ -1,7 +1,7 @@
 """From inference servers over HTTP to a plan: real sockets, and a real planner.
 
-vLLM's and SGLang's responses are the bytes that their servers sent; `harness.real_responses` says how they ran. Those
-of NeMo-RL and SkyRL are made here, as their code was read.
+vLLM's and SGLang's responses are the bytes that their servers sent; `harness.real_responses` says how they ran. This
+file makes those of NeMo-RL and SkyRL, after a reading of their code.
 """
 
 import json

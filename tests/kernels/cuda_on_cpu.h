@@ -50,7 +50,7 @@ static std::function<void()> body;
 #ifdef THREADS
 static thread_local Index threadIdx;
 static thread_local unsigned int num_passed;
-// One for each barrier of a kernel: a thread that leaves one late would else be ordered after what others did since.
+// One for each barrier of a kernel: else a thread that leaves a barrier late would be ordered after later work.
 static pthread_barrier_t barriers[8];
 
 inline void __syncthreads() { pthread_barrier_wait(&barriers[num_passed++]); }

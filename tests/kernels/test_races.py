@@ -1,4 +1,4 @@
-"""The threads of a block have a barrier between what one writes and another one uses: the thread sanitizer looks."""
+"""The thread sanitizer checks for a barrier between what one thread of a block writes and another one uses."""
 
 import shutil
 import subprocess
@@ -32,7 +32,7 @@ def raced(folder: Path, file: str = "", barrier: int = 0) -> tuple[int, str]:
         source.write_text("".join(a + b for a, b in zip(parts, [*kept, ""], strict=True)))
         compile_for_cpu(compiler, each, source, folder, ["-g", "-DTHREADS", "-fsanitize=thread"])
     ended = subprocess.run(
-        # The sanitizer knows no random layout of memory.
+        # The sanitizer does not support a random layout of memory.
         [layout, "-R", *child_process.command("harness.emulated_kernels", str(folder))],
         env=child_process.environment(
             LD_PRELOAD=library.stdout.strip(), OMP_NUM_THREADS="1", TSAN_OPTIONS=f"halt_on_error=1:exitcode={_FOUND}"

@@ -1,4 +1,4 @@
-"""The calls of the driver that torch does not make, on a driver that keeps what it gets."""
+"""The driver calls that torch does not make, tested on a driver that records them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -22,7 +22,7 @@ def test_a_wave_takes_as_long_as_its_busiest_link():
 
 
 def test_experts_that_change_how_many_a_rank_has_travel_at_once() -> None:
-    """As under EPLB: rank 0 sends two experts to the other node, and nothing comes back."""
+    """Rank 0 sends two experts to the other node, and nothing comes back, as under EPLB."""
     previous_LE, home_LE = np.array([[0, 0, 1, 2, 3]]), np.array([[2, 3, 1, 2, 3]])
     assert _CARRIAGE.us(home_LE, previous_LE, gpus_per_node=2) == 2 * 10_000 / 50 + WAVE_US
 

@@ -52,7 +52,7 @@ def test_only_a_pass_that_the_planner_took_may_wait_for_its_plan_as_long_as_the_
 
 
 def test_L1_a_pass_waits_no_longer_than_the_micro_batches_of_the_last_one_ran(scripted: Scripted) -> None:
-    """Not even where no plan has come yet, and whatever the framework does between the two passes."""
+    """The limit holds before any plan has come, and time between the two passes does not count."""
     clock = mock.Mock(side_effect=[0.0, 1.0, 2.0, 100.0])
     with mock.patch.object(scripted.passes._wait, "_clock", clock):
         scripted.passes.begin(Phase.RECOMPUTE, mock.Mock())

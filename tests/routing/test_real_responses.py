@@ -29,16 +29,17 @@ WITHOUT_ROUTES = {
     "vllm/generate_stream_merged": r"choices\[0\].routed_experts: .* got null, though .* ended: .*; do not stream",
     "sglang/without": r"response: expected .*set return_routed_experts in requests",
 }
-"""Kinds that are refused, and what is said. Events of a stream are merged where the client reads slower than vLLM."""
+"""Kinds that relibra refuses, with its messages. Events of a stream are merged where the client reads slower than
+vLLM."""
 OF_SOME_CHOICES = {f"sglang/{name}": OF_ONE_CHOICE for name in ("completions_n2", "completions_batch", "chat_n2")}
-"""Kinds that are refused, although they have the routes of one choice."""
+"""Kinds that relibra refuses, although they have the routes of one choice."""
 WITHOUT_A_PLACE = {
     *("vllm/completions_batch", "vllm/generate_stream", "vllm/generate_stream_start"),
     *("sglang/completions_stream", "sglang/chat_stream"),
 }
 """Kinds whose responses do not tell how many tokens each choice has."""
 ENDS_EARLY = {"vllm/eos", "sglang/generate_eos", "sglang/generate_abort"}
-"""Kinds of which a token, or the client, ended the response before its limit."""
+"""Kinds in which a token, or the client, ended the response before its limit."""
 WITH_ROUTES = sorted(SAVED.keys() - WITHOUT_ROUTES.keys() - OF_SOME_CHOICES.keys())
 
 
@@ -116,7 +117,7 @@ def test_S9_responses_without_routes_are_refused(name: str, tmp_path: Path) -> N
 def test_all_kinds_are_recorded_in_one_trace_and_what_has_no_routes_is_left_out(engine: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS[engine]))
     names = [name for name in SAVED if name.startswith(f"{engine}/")]
-    # A stream has blank lines between its events, and no end of line is after a response.
+    # A stream has blank lines between its events, and a response has no line break at its end.
     (tmp_path / "responses.jsonl").write_text("\n".join(SAVED[name]["response"] for name in names))
     arguments = ["--model-config", str(tmp_path / "config.json"), "-o", str(tmp_path / "trace.npz")]
     result = CliRunner().invoke(app, ["record", str(tmp_path / "responses.jsonl"), *arguments])

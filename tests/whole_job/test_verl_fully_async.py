@@ -24,7 +24,7 @@ NUM_PLANNED = NUM_STEPS * (1 + LOCAL_STEPS)
 def trained(outcome: Outcome) -> list[dict[str, Any]]:
     """Return the metrics of training, which verl adds up from one update of the server to the next.
 
-    The first are those of the first local step alone.
+    The first metrics cover only the first local step.
     """
     return [step for step in outcome.metrics if "actor/pg_loss" in step]
 
@@ -36,7 +36,7 @@ def test_the_job_ends_with_samples_of_older_weights(fully_async: Outcome) -> Non
 
 
 def test_the_engine_computes_what_the_trainer_does(fully_async: Outcome) -> None:
-    """The samples of the first local step are of the weights that it has."""
+    """The samples of the first local step come from the weights that this step has."""
     assert trained(fully_async)[0]["training/rollout_probs_diff_max"] < 1e-5
 
 

@@ -43,7 +43,7 @@ class Context:
         self.check("cuDevicePrimaryCtxRetain", self.lib.cuDevicePrimaryCtxRetain(ctypes.byref(self._context), handle))
 
     def within(self, run: Callable[[], None]) -> None:
-        """Call `run` with this context current, which it need not be: autograd's threads may have none yet."""
+        """Call `run` with this context current, because threads of autograd may have no current context yet."""
         current = ctypes.c_void_p()
         self.lib.cuCtxGetCurrent(ctypes.byref(current))
         if current.value == self._context.value:

@@ -19,7 +19,7 @@ class Wait(NamedTuple):
     """All later work of the stream waits until a word has reached a value."""
 
     address: int
-    """Of an aligned word of 64 bits, in memory of the stream's device."""
+    """The address of an aligned word of 64 bits, in memory of the stream's device."""
     value: int
 
 
@@ -49,7 +49,7 @@ _IN_STREAM_ORDER = 1
 _NO_TIMING, _NOT_READY = 2, 600
 """CU_EVENT_DISABLE_TIMING and CUDA_ERROR_NOT_READY."""
 _NON_BLOCKING = 1
-"""CU_STREAM_NON_BLOCKING: the default stream has no regard to it."""
+"""CU_STREAM_NON_BLOCKING: the stream and the default stream do not wait for each other."""
 _THREAD_LOCAL = 1
 """CU_STREAM_CAPTURE_MODE_THREAD_LOCAL."""
 
@@ -125,9 +125,9 @@ def submit(of: Context, calls: Sequence[Call], stream: int, base: int) -> None:
 
 
 class Events:
-    """The last point of a stream that somebody asks about now and then.
+    """The last point of a stream, about which somebody asks now and then.
 
-    There are two events: what was asked about last stays as it is while the stream goes on with the other one.
+    There are two events: the one that `take` returned last stays unchanged while `record` uses the other one.
     """
 
     def __init__(self, of: Context) -> None:

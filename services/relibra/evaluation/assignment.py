@@ -41,9 +41,9 @@ class Assignment:
     """How many tokens of each replica come from other nodes; homes have 0 here, and get what replicas leave.
     By default every copy of an expert gets the same part of every source node's tokens."""
     copies_stay: bool = False
-    """Whether every layer has slots of its own, so that weights of copies travel once a step, and gradients once."""
+    """Whether every layer has slots of its own, so that weights and gradients of copies travel once a step."""
     most_sent: int | None = None
-    """The most experts that a rank sends in a cell; others pass on what is more. None: it sends all."""
+    """The most experts that a rank sends in a cell; other ranks relay the rest. None: it sends all."""
     maps_on_host: bool = False
     """Whether the host maps tokens to copies and starts transfers, as relibra's agent does. Published ways get the time
     of UltraEP's kernel."""

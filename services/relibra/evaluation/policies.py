@@ -164,8 +164,8 @@ def _eplb_async(situation: Situation) -> Decision:
     """Decide as EPLB does in vLLM and SGLang: every layer has slots of its own, and moves hide in the background.
 
     vLLM places anew every 3000 steps, with `use_async` (`config/parallel.py`, `EPLBConfig`), and SGLang every 1000, or
-    only if balance is bad (`--eplb-rebalance-num-iterations`, `--eplb-min-rebalancing-utilization-threshold`). Here it
-    does so in every step, and a move costs nothing: no interval and no threshold does better.
+    only if balance is bad (`--eplb-rebalance-num-iterations`, `--eplb-min-rebalancing-utilization-threshold`). Here
+    EPLB places anew in every step, and a move costs nothing, so no interval and no threshold does better.
     """
     decided = _eplb_history(situation)
     return replace(decided, assignment=replace(decided.assignment, copies_stay=True))
@@ -277,4 +277,4 @@ PUBLISHED = ("eplb-history", "eplb-async", "eplb-oracle", "ultraep", "moonep")
 """The published ways that relibra must not be slower than: replicas made for the last step, for this step, or for every
 cell when its router has run."""
 OWN_SLOTS = ("moonep",)
-"""The ways that have a number of slots of their own, whatever a job has."""
+"""The ways that set their own number of slots, whatever the job has."""

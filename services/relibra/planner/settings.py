@@ -49,7 +49,7 @@ class PlannerSettings(ServiceSettings):
     """How old a step may get before its full data expires."""
     max_jobs: int = Field(256, ge=1)
     max_jobs_by_prefix: dict[str, NonNegativeInt] = Field(default_factory=dict)
-    """How many jobs may have names that begin so, such as those of a team: `{"red-": 20}`."""
+    """The most jobs whose names begin with a prefix, such as that of a team: `{"red-": 20}`."""
     max_calls_per_job: int = Field(4096, ge=1)
     """Open calls and streams at this planner by callers of one job; all jobs together may have 8192."""
     max_streams_per_job: int = Field(1024, ge=1)

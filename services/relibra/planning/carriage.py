@@ -32,8 +32,8 @@ class Carriage:
     def us(self, home_LE: NDArray[np.int32], previous_LE: NDArray[np.int32], gpus_per_node: int) -> float:
         """Return the time in which all experts move from their home ranks in `previous_LE` to those in `home_LE`.
 
-        Where a rank does not keep its number of experts, as with published ways of balancing, no ranks of relibra carry
-        the moves out: all experts travel at once.
+        If a rank does not keep its number of experts, as under published ways of balancing, ranks of relibra cannot
+        carry out the moves. Then all experts travel at once.
         """
         if not self.expert_bytes or np.array_equal(home_LE, previous_LE):
             return 0.0
@@ -59,7 +59,7 @@ def _busiest_of(
 
 
 def busiest(waves: Sequence[Wave], gpus_per_node: int) -> NDArray[np.float64]:
-    """Return the most that a rank sends, or receives, in every wave: inside its node and across, experts `[W, 2]`."""
+    """Return the most experts that a rank sends or receives in every wave, inside its node and across: `[W, 2]`."""
     busiest_W2 = np.zeros((len(waves), 2))
     for wave, moves in enumerate(waves):
         ends_X2 = np.array([(move.source_rank, move.destination_rank) for move in moves], dtype=np.int64)

@@ -112,4 +112,4 @@ class ActivationMemory:
 
 
 NOT_KNOWN = ActivationMemory()
-"""The memory of a job that says nothing of its activations."""
+"""The memory of a job that does not say how large its activations are."""

@@ -32,8 +32,8 @@ every step, and rates between nodes are among the least certain constants: exper
 that is expected, and dispatch at 1.47 times. A move that gains three times its cost pays even then."""
 
 _GAIN_OF_WAVES = 2.0
-"""What later moves of all layers must gain together, as a multiple of the time of the waves in which they travel. Every
-wave waits for its busiest rank, and layers do not see that."""
+"""The gain that later moves of all layers together must reach, as a multiple of the time of their waves. Every wave
+waits for its busiest rank, which single layers do not see."""
 
 _GUESSED_GAIN = (0.001, 0.02)
 """Bounds on the gain asked for where the cost model is a guess, as parts of the layer's tokens."""
@@ -81,10 +81,10 @@ class Hysteresis:
     def loses_in_waves(
         self, tokens: float, home_LE: NDArray[np.int32], previous_LE: NDArray[np.int32], cluster: Cluster
     ) -> bool:
-        """Return whether the moves of these layers gain less together than they must, as ranks carry them out.
+        """Return whether the moves of these layers together gain too little for the waves that carry them out.
 
         Args:
-            tokens: what they save, in tokens of the slowest ranks.
+            tokens: the saving of the moves, in tokens of the slowest ranks.
             home_LE: the home ranks in these layers.
             previous_LE: the home ranks before.
             cluster: nodes and ranks.
@@ -133,9 +133,9 @@ def price_replicas(params: PlanParams, load_MLE: NDArray[np.int64], model: Model
 
 
 def measured_move_bytes_per_us(phases: Iterable[PhaseSummary]) -> float | None:
-    """Return the rate at which a rank sent experts in the reorders of these phases together; None without one.
+    """Return the rate at which a rank sent experts in the reorders of these phases together; None without a reorder.
 
-    Times are those of whole reorders, so the rate holds all that a rank waits for: its peers, and agreements.
+    It divides by the time of whole reorders, so the rate includes all waits of a rank: for peers and for agreements.
     """
     moved = [phase for phase in phases if phase.reorder_sent_bytes and phase.reorder_s > 0]
     if not moved:
@@ -147,11 +147,11 @@ def measured_move_bytes_per_us(phases: Iterable[PhaseSummary]) -> float | None:
 def price_moves(
     params: PlanParams, model: Model, cluster: Cluster, move_bytes_per_us: float | None = None
 ) -> Hysteresis:
-    """Return what a reorder must gain: what pays for its moves, or `MIN_GAIN` where experts have no known size.
+    """Return what a reorder must gain: the price of its moves, or `MIN_GAIN` if the size of experts is unknown.
 
     Where the job has a cost model, `move_bytes_per_us` takes the place of its rate between nodes in the price of a
-    move. The time of waves does not use it: waves count what the busiest rank sends, and a measured rate is what a mean
-    rank sent while it waited for the busiest.
+    move. The time of waves does not use it, because waves count what the busiest rank sends, but a mean rank sent at
+    the measured rate while it waited for the busiest rank.
     """
     if not model.expert_state_size_bytes or not model.expert_weight_size_bytes:
         return Hysteresis()

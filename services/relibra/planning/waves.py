@@ -24,9 +24,10 @@ BUFFER_BYTES = 1 << 30
 _NUM_BUFFERS = 3
 """What a wave sends, what it receives, and what the wave before sent, which is kept until all ranks have written it."""
 _PIECES_AT_ONCE = 8
-"""The pieces that a buffer has at least room for. With fewer, waves are filled badly; with more, hardly better."""
+"""The fewest pieces that a buffer has room for. With fewer, waves stay partly empty; with more, they hardly fill
+better."""
 _LEAST_PIECE_BYTES = 1 << 20
-"""Smaller pieces would not use a network well. They are made under no buffer."""
+"""The smallest piece, whatever the size of the buffer: smaller pieces would not use a network well."""
 _LEAST_AT_ONCE = 2
 """A cut in a cycle takes this many pieces at once."""
 
@@ -108,7 +109,7 @@ def _cycles(moves: Sequence[Move]) -> list[list[Move]]:
 
 
 def _cut(cycle: list[Move], most: int) -> list[list[Move]]:
-    """Cut a cycle that visits a rank more than `most` times: into cycles that have its effect one after the other."""
+    """Cut a cycle that visits a rank more than `most` times into cycles that, one after the other, have its effect."""
     cut = list[list[Move]]()
     while True:
         visits = Counter[int]()
@@ -139,9 +140,9 @@ def _cut_out(run: Sequence[Move]) -> tuple[list[Move], Move]:
 class _Room:
     """The pieces that every wave has room for at every rank.
 
-    A rank is limited in what it sends, which in a cycle is as much as it receives. It is limited too in what it sends
-    to other nodes and receives from them, to an even share of what the busiest rank has to: a wave lasts as long as the
-    rank with most of it.
+    One limit holds for what a rank sends, which in a cycle equals what it receives. Two more hold for what a rank sends
+    to other nodes and receives from them: the busiest rank spreads this evenly over the waves, because a wave lasts as
+    long as its busiest rank takes.
     """
 
     def __init__(self, cycles: Sequence[Sequence[Move]], size: WaveSize, gpus_per_node: int) -> None:

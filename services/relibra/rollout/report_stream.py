@@ -47,13 +47,13 @@ class ReportStream:
         self._over: StaleEpoch | None = None
         """Why the launch has no attempt, if another launch registered the job before this stream joined."""
         self.epoch = 0
-        """The attempt of the next sequence; 0 until the planner has said it."""
+        """The attempt of the next sequence; 0 until the planner names it."""
         self.trouble: RelibraError | None = None
-        """Why the last stream broke; None once the planner has answered a sequence since."""
+        """Why the last stream broke; None again once the planner answers a sequence."""
 
     def follow(self, epoch: int) -> None:
-        """Let later sequences belong to an attempt; one of an earlier attempt changes nothing."""
-        # Epochs only rise. An answer that was on its way may name the attempt before.
+        """Let later sequences belong to this attempt; an earlier attempt changes nothing."""
+        # Epochs only rise. An answer that was already on its way may name the previous attempt.
         if epoch <= self.epoch:
             return
         if self.epoch:
@@ -129,7 +129,7 @@ class ReportStream:
                 return
             try:
                 channel = open_channel(self._address, self._credentials)
-            except RelibraError as error:  # for example a file of the credentials that is being replaced
+            except RelibraError as error:  # for example, somebody is replacing a credentials file
                 self._note(error)
                 return
             self._channel.close()

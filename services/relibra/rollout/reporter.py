@@ -107,7 +107,7 @@ class RolloutReporter:
 
     @property
     def trouble(self) -> RelibraError | None:
-        """Why the stream to the planner broke; None once the planner has answered a sequence since."""
+        """Why the stream to the planner broke; None again once the planner answers a sequence."""
         return self._stream.trouble
 
     @property

@@ -129,6 +129,6 @@ def _refuse_other_kinds(config: Mapping[str, Any]) -> None:
         raise InvalidInput.of(
             "zero_expert_num",
             expected="0: no framework on megatron-core trains zero experts (LongCat), and vLLM sends expert 0 in the "
-            "place of each, so the counts of tokens would be wrong",
+            "place of every zero expert, so the counts of tokens would be wrong",
             got=config["zero_expert_num"],
         )

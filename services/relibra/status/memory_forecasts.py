@@ -19,11 +19,11 @@ class MemoryForecasts:
     num_steps: int = 0
     """The steps that ran under a plan with a forecast, and that all ranks reported."""
     num_exceeded: int = 0
-    """How many of them took more on some rank: bytes of activations, else copies kept at once over the mean."""
+    """How many of these steps took more on some rank: bytes of activations, else copies kept at once over the mean."""
 
     @property
     def share(self) -> str | None:
-        """Say how often it was exceeded; None without forecasts."""
+        """Return how often steps exceeded their forecast, such as `2 of 4`; None without forecasts."""
         return f"{self.num_exceeded} of {self.num_steps}" if self.num_steps else None
 
 

@@ -1,4 +1,4 @@
-"""What a rank will send to each slot, told before the forward, is what it sends."""
+"""A rank sends to each slot what it has told before the forward."""
 
 import torch
 

@@ -68,7 +68,7 @@ def test_L1_a_device_that_cannot_say_whom_it_waits_for_ends_the_process_all_the_
 
 
 def test_L1_a_device_that_fails_when_it_is_asked_ends_the_process(caplog: pytest.LogCaptureFixture) -> None:
-    """An error of a device is for good, and the host may be waiting for a peer that waits for this device."""
+    """A failed device stays failed, and the host may be waiting for a peer that waits for this device."""
     ended = threading.Event()
 
     class Failing(Mark):

@@ -5,7 +5,7 @@ from relibra.evaluation.baselines.moonep import fill_ranks
 
 
 def test_the_fullest_rank_fills_the_emptiest_first_with_its_largest_expert():
-    # Ranks have 900, 300, 0 tokens, and 400 each is even: rank 2 takes all its 400 of expert 0, rank 1 the last 100.
+    # Ranks have 900, 300 and 0 tokens, and the mean is 400: rank 2 takes all its 400 of expert 0, rank 1 the last 100.
     replica_Y3 = fill_ranks(np.array([700, 200, 300, 0, 0, 0]), 3)
     assert sorted(replica_Y3.tolist()) == [[0, 1, 100], [0, 2, 400]]
 

@@ -13,7 +13,7 @@ from relibra.kernels import stream_work
 
 
 class DrivenStream(Stream):
-    """A stream that does what a driver was given to do for it."""
+    """A stream that does the work that a driver was given for it."""
 
     def prepare(self, work: Sequence[Work]) -> Queue:
         device = self.device

@@ -56,7 +56,7 @@ def trains_as_bridge_alone(_: Rank) -> None:
 
 
 def an_adapter_of_each_rank_goes_with_copies(_: Rank) -> None:
-    """As before Bridge 0.5.1, each rank trains an adapter of its own. Where experts move, it is refused."""
+    """Each rank trains an adapter of its own, as before Bridge 0.5.1. If experts move, relibra refuses it."""
     copies_alone: dict[str, Any] = {"experts": TARGETS, "homes_stay": True, "plan": {"move": False}}
     with (
         adapted(EP4.cluster),

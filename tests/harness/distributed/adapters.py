@@ -1,8 +1,8 @@
 """LoRA adapters in the shapes that Megatron-Bridge gives them (`peft/lora.py`, `peft/lora_layers.py`, `peft/utils.py`).
 
-The matrices around a grouped product are those of all experts of a layer: equal on all ranks of an EP group, and
-trained on the sum of their gradients. Bridge 0.6 sums in hooks. Later it marks the matrices, and sums once per step.
-Before 0.5.1 it did not sum: with `OWN` among the targets, the matrices are those of the experts of a rank.
+The matrices around a grouped product serve all experts of a layer: they are equal on all ranks of an EP group, and
+train on the sum of their gradients. Bridge 0.6 sums in hooks. Later versions mark the matrices, and sum once per step.
+Versions before 0.5.1 did not sum: with `OWN` among the targets, the matrices serve the experts of one rank.
 """
 
 from typing import Any

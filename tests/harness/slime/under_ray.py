@@ -1,7 +1,7 @@
 """`python -m harness.slime.under_ray FOLDER PLANNER`: jobs of slime whose training processes Ray starts, on two GPUs.
 
 It is the job of examples/slime_grpo with small sizes. slime's parser reads its arguments, and slime's own functions
-make the placement group and the group of actors. Ray takes our word for the GPUs. Rollouts are random.
+make the placement group and the group of actors. Ray is told that there are GPUs. Rollouts are random.
 """
 
 import argparse

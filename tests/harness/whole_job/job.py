@@ -141,7 +141,7 @@ def check_planned(outcome: Outcome) -> None:
 
 
 def check_said(outcome: Outcome, *beginnings: str) -> None:
-    """Check that relibra said what is to be said, and nothing else: a false alarm is one too many."""
+    """Check that relibra logged what it should, and nothing else: the check also fails on a false alarm."""
     for beginning in beginnings:
         assert any(line.startswith(beginning) for line in outcome.said), (beginning, outcome.said)
     assert all(line.startswith(beginnings) for line in outcome.said), outcome.said

@@ -9,7 +9,7 @@ from harness.whole_job.job import PROMPTS_OF_STEP
 from harness.whole_job.verl_job import Job
 
 LOCAL_STEPS = 2
-"""The updates between two of the weights that a server gets."""
+"""The updates of training from one set of weights that a server gets to the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from harness.whole_job.variables import REPLAYS, SAMPLES
 
 
 def install() -> None:
-    """Keep the samples that the trainer takes, or have it take those of another job: order and age depend on time."""
+    """Keep the trainer's samples, or replay those of another job, because order and age depend on time."""
     from verl.experimental.fully_async_policy.message_queue import MessageQueueClient
 
     take, folder, places = MessageQueueClient.get_sample, Path(os.environ[SAMPLES]), count()

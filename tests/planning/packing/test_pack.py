@@ -157,7 +157,7 @@ def test_counts_of_another_shape_are_refused():
 
 
 def _with_memory(step, share_of_start):
-    """Return parameters with a budget that is a part of what the start of packing takes at least, and that size."""
+    """Return parameters whose budget is a share of the least memory that the start of packing takes."""
     memory = ActivationMemory(kept_bytes=64, working_bytes=32, budget_bytes=1)
     judge = judge_of(
         step.counts_SLE, step.length_S, step.start, step.model, step.cluster, PlanParams(memory=memory), None

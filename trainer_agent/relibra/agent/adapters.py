@@ -7,20 +7,21 @@ group have equal matrices and train them on the sum of their gradients. So there
 layer, and it does not matter which rank computes a token of an expert: as a home, with a replica, or after a move.
 Nothing of the adapter travels.
 
-Up to 0.5.0 nobody sums, so each rank trains an adapter of its own, for the experts that live on it. Where homes stay,
-the matrices are tensors of each of these experts: a replica meets those of its home, and their gradients return there.
-Where experts move, they would meet the adapter of another rank. Bridge 0.5.1 sums gradients of matrices that each rank
-has drawn for itself, which is neither of the two, and refused.
+Up to 0.5.0 Bridge does not sum, so each rank trains an adapter of its own, for the experts that live on it. If homes
+stay, relibra treats the matrices as tensors of each of these experts: a replica uses the matrices of its home, and
+their gradients return there. An expert that moved would use the adapter of another rank, so relibra refuses this. In
+Bridge 0.5.1 each rank draws its own matrices but sums their gradients. That fits neither case, so relibra refuses it
+too.
 
 Bridge sums gradients in one of two ways (`peft/utils.py`):
 
-- 0.6: in a hook on each matrix, which gets no gradients that megatron's own products add to `main_grad`
+- 0.6: in a hook on each matrix, which misses gradients that megatron's own products add to `main_grad`
   (`gradient_accumulation_fusion`). The matrices of the ranks then drift apart, with and without relibra.
-- later: once per step, after DDP has reduced gradients. The hooks of before are there until the training loop says that
-  it sums so.
+- later: once per step, after DDP has reduced gradients. The hooks of 0.6 stay until the training loop says that it sums
+  this way.
 
 Buffers do not travel. megatron's own experts have none. ModelOpt's quantisers, for quantisation-aware training, keep
-the range of the weights of an expert in one (`_amax`).
+the range of an expert's weights in a buffer (`_amax`).
 """
 
 import re

@@ -93,9 +93,9 @@ class GroupedExperts:
     """Experts in two grouped products with parameters `weight{i}` and `bias{i}`, as in `TEGroupedMLP`.
 
     A grouped product looks up its tensors and their number in every forward, so replicas are added as further tensors.
-    With fp8, the modules that pad the tokens of each expert also know the number. An adapter around a product that
-    serves all experts alike (`relibra.agent.adapters`) computes on the tokens of replicas, too. The matrices of one
-    that serves the experts of this rank are further tensors of each of them.
+    With fp8, the modules that pad the tokens of each expert also know the number. An adapter that serves all experts
+    alike (`relibra.agent.adapters`) also computes on the tokens of replicas. If an adapter serves only the experts of
+    this rank, its matrices are further tensors of each of these experts.
     """
 
     def __init__(self, module: Any) -> None:
@@ -126,7 +126,7 @@ class GroupedExperts:
 
     def name(self, tensor: int, expert: int) -> str:
         """See `Experts`."""
-        if tensor >= len(self._kinds):  # of an adapter, in a job whose homes stay, which renames nothing
+        if tensor >= len(self._kinds):  # an adapter's, and homes stay, so nothing is renamed
             names = [f"{own.path}.{name}" for own in self._own for name, _ in own.adapter.named_parameters()]
             return names[tensor - len(self._kinds)]
         linear_name, _, kind = self._kinds[tensor]
@@ -177,7 +177,7 @@ class GroupedExperts:
 
     @contextmanager
     def _adapt(self, tokens_per_slot: Tensor, replicas: Sequence[Sequence[Tensor]]) -> Iterator[None]:
-        """Have the tokens of each replica meet the adapters of its home in the body."""
+        """In the body, compute the tokens of each replica with the adapters of its home."""
         if not self._own or not replicas:
             yield
             return

@@ -14,8 +14,8 @@ from relibra.routing import ModelLayers
 from relibra.steps import RankBatch
 
 _ANSWER_S = 1.0
-"""How long a pass waits for an answer of the planner before it takes it for away: to its report, if the plan could not
-save more, and to the question for the newest plan from history, which is there or not."""
+"""How long a pass waits for the planner's answer before it treats the planner as away. This holds for the answer to its
+report, unless the plan could save more, and for the newest plan from history, which the planner has or not."""
 
 
 class BalancedPasses:

@@ -12,8 +12,8 @@ _LEAST = 0.01
 def most_wait_s(limit_s: float, pass_s: float | None, gain: float) -> float:
     """Return the longest time that a pass may wait for its plan.
 
-    A pass in which nothing but experts took time would save its own time times the gain. Without a plan of its own it
-    keeps the last one, and may save much of that anyway.
+    If only experts took time, a pass would save its own time multiplied by the gain. A pass without a plan of its own
+    keeps the last plan, which may save much of this anyway.
 
     Args:
         limit_s: the longest time in any case, and for the first pass, of which nothing is known.
@@ -26,11 +26,11 @@ def most_wait_s(limit_s: float, pass_s: float | None, gain: float) -> float:
 class PlanWait:
     """Measures passes, with or without a plan, to know how long the next one may wait for its plan.
 
-    A phase that has not run takes as long as the phase that ran last: an update takes longer than the pass before it,
+    A phase that has not run counts as long as the phase that ran last: an update takes longer than the pass before it,
     so its first wait is shorter than it could be.
 
-    Until a plan says what it gains, balance could save all but 1/R of a pass on R ranks: the slowest rank has at most
-    all tokens of a layer, of which balance leaves it 1/R.
+    Until a plan says what it gains, the gain is the most that balance could save on R ranks, 1 - 1/R: the slowest rank
+    has at most all tokens of a layer, and balance leaves 1/R of them on it.
 
     Args:
         limit_s: the longest wait that the user allows.

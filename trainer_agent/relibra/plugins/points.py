@@ -18,7 +18,7 @@ Points = Mapping[str, Sequence[str | EllipsisType]]
 """Attributes of a module by their path, each with its parameters. With `...` it may have others, and without any
 parameters none is looked at."""
 _ADDED = ("self", "cls", "_ray_trace_ctx")
-"""What Python and Ray add: Ray does to the methods of every actor."""
+"""Parameters that Python adds, and that Ray adds to the methods of every actor."""
 _COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 

@@ -6,8 +6,9 @@ import torch.distributed as dist
 from relibra.agent.cells.gradient_return import ARRIVING_BYTES
 
 MOST_SLOTS = 2
-"""What the evaluation plans with. With replay one is enough, because 7 copies balance a node of 8 (docs/optimality.md).
-Copies that are planned from earlier steps need two, and more help only if the next step is of another domain."""
+"""The evaluation plans with this number. With replay one is enough, because 7 copies balance a node of 8
+(docs/optimality.md). Copies that are planned from earlier steps need two, and more help only if the next step is of
+another domain."""
 SLOTS_ON_CPU = 1
 _SHARE = 0.05
 """The part of the free memory that replicas may take. The framework allocates more later, above all activations."""

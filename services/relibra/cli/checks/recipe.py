@@ -120,7 +120,7 @@ def _plug_in(recipe: Recipe, lines: Sequence[str]) -> list[Finding]:
 
 
 def _checkpoint(recipe: Recipe, data: Mapping[str, Any]) -> list[Finding]:
-    """Return what a job must know that resumes from a checkpoint of the framework alone, where that may not load."""
+    """Return a warning where a job may not resume from a checkpoint that the framework saved alone."""
     cut = recipe.value("expert_tensor_parallel_size") or recipe.value("tensor_model_parallel_size") or 1
     num_ranks, is_prepared = recipe.value("expert_model_parallel_size", 1), recipe.is_resumable
     if not (isinstance(num_ranks, int) and isinstance(cut, int)) or num_ranks == 1 or is_prepared:

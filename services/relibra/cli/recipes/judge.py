@@ -72,7 +72,7 @@ def judge(settings: Mapping[str, Any], *, megatron_core: str = "", framework: st
     if config.moe_enable_routing_replay:
         if (obstacle := replay_obstacle(config)) is not None and not config.moe_router_fusion:
             refusals.append(obstacle)
-    elif not config.replay:  # nor has the framework a replay of its own
+    elif not config.replay:  # the framework has no replay of its own either
         warnings.append(
             Refusal(
                 f"{REPLAY}: it is off, so plans are made from the loads of earlier steps",

@@ -1,4 +1,4 @@
-"""Whether a recipe loads relibra: the lines of its framework's page that it lacks, and what it says of checkpoints."""
+"""Which lines of its framework's page a recipe lacks to load relibra, and how it stores checkpoints."""
 
 import re
 from collections.abc import Sequence

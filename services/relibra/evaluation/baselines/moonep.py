@@ -1,14 +1,14 @@
 """MoonEP: every rank of an NVLink domain computes equally many tokens in every cell, whatever the router chose.
 
-Reimplements the planner of MoonshotAI/MoonEP, which Megatron-LM's pull request 7450 brings into HybridEP. Neither was
-at hand: this follows the reference of MoonEP's tests in the fork zhumakhan/MoonEP (`tests/planning_reference.py` at
-commit 4818969, lines 72 to 131). The rank with the most excess fills the rank with the most room, up to the mean, until
-no rank has excess. So a rank receives experts of one other rank alone, and has slots for as many experts as it is home
-to (`epn`, README of the fork at 11713d2): weights and fp32 gradients, shared by layers. Replicas stay in the NVLink
-domain.
+Reimplements the planner of MoonshotAI/MoonEP, which Megatron-LM's pull request 7450 brings into HybridEP. Neither
+source was available, so this follows the reference planner of MoonEP's tests in the fork zhumakhan/MoonEP
+(`tests/planning_reference.py` at commit 4818969, lines 72 to 131). The rank with the most excess fills the rank with
+the most room, up to the mean, until no rank has excess. So a rank receives experts from only one other rank. It has
+slots for as many experts as it is home to (`epn`, README of the fork at 11713d2): weights and fp32 gradients, shared by
+layers. Replicas stay in the NVLink domain.
 
-No time of its planner is published. It reads and writes what UltraEP's does, so it is charged the same. Its weights
-travel after dispatch has begun (MoonEP issue 15), and hide as UltraEP's do.
+Nobody has published how long its planner takes. It reads and writes what UltraEP's planner does, so it costs the same
+here. Its weights travel after dispatch has begun (MoonEP issue 15), and hide as UltraEP's do.
 
 M rows, L layers, E experts, N nodes, G ranks per node, X experts of a node, Y replicas.
 """

@@ -35,7 +35,7 @@ _NUM_PROBES = 4
 _DIRECT_RANKS = 8
 """In larger NVLink domains, ranks pass on the weights of experts with many replicas."""
 _RELAYED_FROM = 4
-"""The replicas from which on a rank's weights are relayed; 4, 5 and 6 then take the same time (README)."""
+"""From this many replicas on, other ranks relay a rank's weights; 4, 5 and 6 take the same time (README)."""
 _EVEN_SHARE = 0
 """Instead of a number of tokens: a replica must have an even share of what its rank has left to hand over."""
 
@@ -55,7 +55,7 @@ def replicate_in_nodes(
     cluster: Cluster,
     replicas_of: Callable[[NDArray[np.int64]], NDArray[np.int64]],
 ) -> Assignment:
-    """Return the assignment of a planner that decides about one node of one cell when its router has run.
+    """Return the assignment of a planner that runs after every router, and decides for one node of one cell.
 
     Args:
         load_MLE: the tokens of every cell.

@@ -195,13 +195,13 @@ class Admission:
         check("request_size", size_bytes, most, f"the message of {method} may have {most} bytes, got {size_bytes}")
 
     def check_num_jobs(self, job_id: str, job_ids: Collection[str]) -> None:
-        """Refuse a job beside those of `job_ids` beyond `max_jobs` or `max_jobs_by_prefix` (LimitExceeded)."""
+        """Raise LimitExceeded if one more job than `job_ids` exceeds `max_jobs` or `max_jobs_by_prefix`."""
         quotas = [("max_jobs", "", self.settings.max_jobs)]
         quotas += [("max_jobs_by_prefix", *quota) for quota in self.settings.max_jobs_by_prefix.items()]
         for limit, prefix, most in quotas:
             if job_id.startswith(prefix):
                 whose = f" whose names begin with {prefix!r}" if prefix else ""
-                text = f"{limit} allows {most} jobs{whose}, and so many exist; remove one with `relibra jobs remove`"
+                text = f"{limit} allows {most} jobs{whose}, and that many exist; remove one with `relibra jobs remove`"
                 check(limit, sum(each.startswith(prefix) for each in job_ids) + 1, most, text)
 
     def check_registration(self, model: Model, cluster: Cluster, known_epoch: int) -> None:

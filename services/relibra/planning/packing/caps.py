@@ -30,8 +30,8 @@ class Caps:
     row_2: NDArray[np.int64]
     """The fewest and the most tokens of a row; this axis is (fewest, most)."""
     group_copies: int = NO_LIMIT
-    """The most token copies of all layers that a node, or a rank without slots, should compute in a row, for
-    lack of memory. A schedule may begin above it."""
+    """The most token copies of all layers that a node, or a rank without slots, should compute in a row to stay within
+    memory. A schedule may start above this limit."""
 
 
 def sizes_MR(schedule: Schedule, size_S2: NDArray[np.int64], cluster: Cluster) -> NDArray[np.int64]:
@@ -62,7 +62,7 @@ def caps_of(
 ) -> Caps:
     """Return what rows, nodes and ranks may hold so that lengths stay about as balanced as in `schedule`.
 
-    Where it lacks memory, every row may hold as much as its fullest one, so that small rows relieve large ones.
+    If `schedule` lacks memory, every row may hold as much as its fullest row, so that small rows relieve large ones.
     """
     size_MR2 = sizes_MR(schedule, size_S2, cluster)
     rank_M2 = with_slack(size_MR2.max(axis=1))

@@ -39,7 +39,7 @@ class Judged:
 
     @property
     def excess_bytes(self) -> int:
-        """What the hottest rank lacks of memory at least. A step that fails costs more than any other."""
+        """The least memory that the hottest rank lacks. A step that fails costs more than any other."""
         return max(0, self.peak_bytes - self.budget_bytes)
 
 
@@ -103,7 +103,7 @@ class Judge:
         )
 
     def _peak_bytes(self, load_MLE: NDArray[np.int64], home_LE: NDArray[np.int32]) -> int:
-        """Return the least that the hottest rank takes, whose group shares its tokens evenly; 0 without a budget."""
+        """Return the least memory of the hottest rank, if its group shares its tokens evenly; 0 without a budget."""
         memory = self.params.memory
         if not memory.budget_bytes:
             return 0
@@ -112,11 +112,11 @@ class Judge:
 
     @property
     def _num_sharing(self) -> int:
-        """The number of ranks that can share the tokens of their experts."""
+        """The size of a group: the number of ranks that can share the tokens of their experts."""
         return self.cluster.gpus_per_node if self.cluster.redundant_slots else 1
 
     def _shared_MLP(self, load_MLE: NDArray[np.int64], home_LE: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Return the loads of the groups that can share them."""
+        """Return the loads of the groups whose ranks can share them."""
         num_groups = self.cluster.num_ranks // self._num_sharing
         return group_loads(load_MLE, home_LE // np.int32(self._num_sharing), num_groups)
 
@@ -125,7 +125,7 @@ class Judge:
         return home_LE // np.int32(self.cluster.num_ranks // self.num_groups)
 
     def most_copies(self, start: Judged) -> int:
-        """Return how many token copies a group may compute in a row so that the step fits, by its fullest row."""
+        """Return how many token copies a group may compute in its fullest row so that the step fits into memory."""
         if not start.peak_bytes:
             return NO_LIMIT
         load_MLE = StepLoad.of(self.counts_SLE, start.packing.schedule, self.cluster).load_MLE

@@ -4,9 +4,9 @@ Gradient accumulation sums over all micro-batches of a step, so sequences may be
 the floor of the step: replicas even out only the ranks of a node, so no replication gets below the load of the largest
 node, summed over cells. It also lets sequences start on the nodes of the experts that they use.
 
-Sequences are fitted to a placement. Where homes may still move, the placement is then fitted to the sequences, and so
-on while the cost falls. Lengths stay about as balanced as in the schedule that packing begins from (see `caps`). Where
-a step would exceed its memory budget, a packing that needs less memory is better, whatever it costs.
+Packing fits sequences to a placement. If homes may still move, it then fits the placement to the sequences, and repeats
+both while the cost falls. Lengths stay about as balanced as in the schedule that packing begins from (see `caps`).
+Where a step would exceed its memory budget, a packing that needs less memory is better, whatever it costs.
 
 S sequences, L layers, E experts, N nodes.
 """
@@ -239,7 +239,7 @@ def _reason(before: Judged, after: Judged, judge: Judge, *, counts_time: bool) -
     )
     if before.excess_bytes:
         told += (
-            f", and what activations of experts take at least from {before.peak_bytes / _GIB:.2f} to "
+            f", and the least memory of expert activations from {before.peak_bytes / _GIB:.2f} to "
             f"{after.peak_bytes / _GIB:.2f} GiB of a budget of {after.budget_bytes / _GIB:.2f}"
         )
     if cluster.num_nodes == 1:

@@ -24,7 +24,7 @@ from relibra.planning.traffic import UNIT_BITS
 
 _PROPOSALS_PER_SEQUENCE = 4000
 _EXCESS_BITS = UNIT_BITS + 7
-"""A copy that has no memory costs 128 tokens, more than any change of places saves for it."""
+"""A token copy without memory costs 128 tokens, more than any change of its place saves."""
 _COPIES_BITS = 28
 """Bits of all token copies of a step. Times the highest price of a copy and 2**10, they stay within 62 bits."""
 
@@ -108,7 +108,7 @@ def _put(
 def _cost(sum_3LP: NDArray[np.int64], price: int, limit: tuple[int, bool] = (NO_LIMIT, False)) -> int:
     """Return the objective of a row, in units of 2**-10 tokens.
 
-    Each copy above `limit` costs very much: the most copies of a group, or of all groups together.
+    Each copy above `limit` is very expensive. `limit` is the most copies of a group, or of all groups together.
     """
     most_copies, is_of_all = limit
     _, num_layers, num_groups = sum_3LP.shape

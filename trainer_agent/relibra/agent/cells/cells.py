@@ -115,9 +115,9 @@ class StepCells:
         return SlotTable(slot_expert_P=self._home_on_device[layer], share_P=self._rest_E)
 
     def all_slots(self, micro_batch: int, layer: int) -> tuple[Tensor, Tensor]:
-        """Return the expert in each slot of a cell, and the shares of a cell without replicas; `[P]` with S slots each.
+        """Return the expert in each slot of a cell, and the shares that a cell without replicas has, both `[P]`.
 
-        Only a step with replicas has them.
+        P counts the S slots of every rank. Only a step with replicas has these tensors.
         """
         return self._slots_on_device[micro_batch % self.num_micro_batches, layer], self._home_share_P
 

@@ -186,7 +186,7 @@ class GradientReturn:
             target = _part((sums[parameter] if main_grad is None else main_grad).view(-1), tile)
             if target.dtype == torch.float32 and parameter not in met:
                 totals.append(target)
-            else:  # one kernel adds to all totals at once, so each needs memory of its own
+            else:  # one kernel adds to all totals at once, so every total needs its own memory
                 totals.append(torch.zeros(tile.end - tile.begin, dtype=torch.float32, device=target.device))
                 rounded.append((target, totals[-1]))
             met.add(parameter)

@@ -1,4 +1,4 @@
-"""What is known of a cell before its router runs: how tokens are split over copies, and what ranks exchange.
+"""The agent's knowledge of a cell before its router runs: how tokens are split over copies, and what ranks exchange.
 
 The first layer of a forward of which anything is told looks ahead for all layers of its chunk.
 """
@@ -30,7 +30,7 @@ class LookAhead:
         """The ranks that must know the shapes of the layer's dispatchers; None if these cannot take them."""
 
     def begin(self, micro_batch: MicroBatch) -> None:
-        """Before the first cell of a forward of which something is told, count what a replay tells of all such cells.
+        """Count what a replay tells of the cells of a forward, before the first of these cells runs.
 
         If the ranks agreed to gather ahead, this is collective, whether a replay tells on this rank or not.
         """
@@ -59,7 +59,7 @@ class LookAhead:
         self.begin(micro_batch)
         ahead = micro_batch.ahead.pop(self._index)
         counts_E = routing_map_TE.sum(dim=0, dtype=torch.int32)
-        if is_split or ahead.counts_E is not None:  # nothing else depends on what is told of the others
+        if is_split or ahead.counts_E is not None:  # else nothing depends on whether a replay told
             micro_batch.counts_ahead.note(ahead.counts_E, counts_E)
         if is_split:
             share_P = ahead.share_P

@@ -2,12 +2,13 @@
 
 A dispatcher must know on the host how many rows it sends and receives. By itself it counts them on the device when the
 router has run, gathers the counts of all ranks, and lets the host wait for the device, in every layer and again in its
-recomputation. A replay tells the same before: every rank knows what it will send to each slot, and one all-gather and
+recomputation. With a replay, every rank knows before the forward what it will send to each slot, and one all-gather and
 one copy to the host serve all layers of a micro-batch.
 
-Counts must be exact, because wrong ones would give rows to other experts. So a rank says whether its replay leaves no
-row to the router, and told exactly what routers chose in the last step; all ranks see what all said, and if one said
-no, all dispatch as they do without replay. What routers choose is compared all the same (`CountsAhead.refusal`).
+Counts must be exact, because wrong ones would give rows to other experts. So each rank says whether its replay leaves
+no row to the router, and told exactly what routers chose in the last step. All ranks see all answers, and if one rank
+says no, all dispatch as they do without replay. The agent still compares the told counts with what routers choose
+(`CountsAhead.refusal`).
 
 C cells, E experts, P physical slots, R EP ranks, T ranks with parts of the same experts, S slots of a rank.
 """

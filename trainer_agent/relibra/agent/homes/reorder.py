@@ -55,7 +55,7 @@ def reorder(
         def make_room() -> None:
             transfers.extend(Transfer(wave, expert_tensors, transport, device) for wave in waves)
             size_bytes = max((transfer.size_bytes for transfer in transfers), default=0)
-            if not memory:  # the way back needs no more
+            if not memory:  # undoing needs no more
                 memory.extend(torch.empty(size_bytes, dtype=torch.uint8, device=device) for _ in range(3))
 
         failure = together(make_room, "making room for experts", everyone)
@@ -77,7 +77,7 @@ def reorder(
 def _carry_out(
     transfers: Sequence[Transfer], memory: Sequence[Tensor], everyone: dist.ProcessGroup
 ) -> tuple[int, str | None]:
-    """Carry out transfers until one fails; return how many are written on all ranks, and why the next one is not.
+    """Carry out transfers until one fails; return how many are written on all ranks, and why the next one failed.
 
     Args:
         transfers: one after the other.

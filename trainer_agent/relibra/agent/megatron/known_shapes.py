@@ -2,8 +2,8 @@
 
 - The all-to-all counts rows on the device, gathers the counts, copies them to the host and waits (`preprocess`, then
   `_maybe_dtoh_and_synchronize`). It takes the same counts from the host instead.
-- HybridEP waits in its dispatch for the number of rows that it receives. With `num_permuted_tokens` it does not, and
-  takes the rows of each expert from the host, as it does where rows are padded to a capacity.
+- HybridEP waits in its dispatch for the number of rows that it receives. If it gets `num_permuted_tokens`, it does not
+  wait, and takes the rows of each expert from the host, as it does when it pads rows to a capacity.
 
 DeepEP reads this number inside its own package, and the all-gather counts what it has received: both wait as before.
 """
@@ -33,7 +33,7 @@ def dispatch_ranks(dispatcher: Any, config: Any, ep_rank: int) -> DispatchRanks 
 
 
 def take_shapes(dispatcher: Any, shapes: Callable[[], CellShapes | None]) -> Callable[[], None]:
-    """Let a dispatcher take its shapes from `shapes`, where it returns some. Return the undoing."""
+    """Let a dispatcher take its shapes from `shapes` if that returns some. Return a function that undoes this."""
     if isinstance(dispatcher, MoEAlltoAllTokenDispatcher):
         return _in_place(dispatcher, "preprocess", lambda plain: _preprocess(dispatcher, plain, shapes))
     if is_hybridep(dispatcher):

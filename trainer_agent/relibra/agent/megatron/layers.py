@@ -197,7 +197,8 @@ def gathering(chunk: nn.Module, module: nn.Module) -> Callable[[], None]:
     """Return a function that waits until the parameters inside `module` are gathered, as its own forward would.
 
     The ranks that hold the same experts may call it at different times, so it first waits for all that a forward uses
-    before `module`. Else a rank could wait here for the gather of experts, while another waits for an earlier one.
+    before `module`. Otherwise one rank could wait here for the gather of experts, while another rank waits for an
+    earlier gather.
     """
     if not (isinstance(chunk, DistributedDataParallel) and chunk.ddp_config.overlap_param_gather):
         return lambda: None

@@ -171,7 +171,8 @@ def together(action: Callable[[], None], what: str, group: dist.ProcessGroup) ->
     """Collective: run `action` on every rank. Return None if it succeeded on all ranks, else who failed and why.
 
     An exception of `action` is caught, so that every rank reaches the collective. The returned text names the failed
-    ranks and, of the errors, that of this rank. Ranks with a `Consequence` count only where no rank failed otherwise.
+    ranks and, of the errors, that of this rank. Ranks with a `Consequence` count only if no rank failed with another
+    error.
 
     Raises:
         RelibraError: a rank did not take part in time.

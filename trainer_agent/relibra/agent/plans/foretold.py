@@ -25,7 +25,7 @@ class ForetoldPhases:
         self.untold: frozenset[Phase] = frozenset()
         """The phases of which it did not."""
         self.exact: frozenset[Phase] = frozenset()
-        """The phases of which it told all, so that dispatchers may rely on it if all ranks say so."""
+        """The phases of which a replay told everything, so that dispatchers may rely on it if all ranks say so."""
         self.agreed: frozenset[Phase] = frozenset()
         """The phases of the open step that gather ahead."""
         self._has_said = self._has_said_inexact = False

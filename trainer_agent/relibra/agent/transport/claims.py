@@ -14,7 +14,7 @@ _Part = tuple[int, int]
 
 
 class Memory(NamedTuple):
-    """The memory of some tensors, found once for a transfer that is made again and again."""
+    """The memory of some tensors, looked up once for a transfer that runs again and again."""
 
     begin: int
     end: int
@@ -22,7 +22,7 @@ class Memory(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> "Memory":
-        """Return the memory of tensors, but for empty ones.
+        """Return the memory of all tensors that are not empty.
 
         Raises:
             ValueError: a tensor is not contiguous.

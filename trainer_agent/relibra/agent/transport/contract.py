@@ -74,14 +74,14 @@ class Handle(Protocol):
 
 
 class Transfers(Protocol):
-    """The part of one rank in a transfer, as often as it is started."""
+    """The part of one rank in a transfer, which may start any number of times."""
 
     def start(self, sent: Sequence[Sequence[Tensor]]) -> Handle:
         """Begin to send and to receive, and return at once.
 
         Args:
-            sent: the contiguous tensors of each parcel that leaves. They may be other ones, or lie elsewhere, than at
-                the last start.
+            sent: the contiguous tensors of each parcel that leaves. The tensors and their addresses may differ from the
+                last start.
 
         Raises:
             RelibraError: a peer is gone.

@@ -12,9 +12,9 @@ from relibra.kernels.stream_work import Call, Events, copies_call, submit, words
 
 WORD_BYTES = 8
 _MOST_UNDER_WAY = 64
-"""Waits that are remembered, to name the peers that are late: more than a cell and its neighbours queue."""
+"""The most waits to remember, which name late peers: more than a cell and its neighbours queue."""
 _MOST_KNOWN = 4096
-"""Calls that are remembered."""
+"""The most calls to remember."""
 
 
 def _is_push(work: Work) -> bool:
@@ -28,7 +28,7 @@ class CudaStream:
         of: the context of the device.
         words: the address of every rank's first word.
         rank: this rank.
-        handle: returns the driver's handle of the stream, which is another one whenever the current stream is.
+        handle: returns the driver's handle of the stream, which changes with the current stream.
     """
 
     def __init__(self, of: Context, words: Sequence[int], rank: int, handle: Callable[[], int]) -> None:
@@ -44,7 +44,7 @@ class CudaStream:
         return lambda base: submit(self._context, calls, self._handle(), base)
 
     def _words_call(self, words: tuple[Put | Wait, ...]) -> Call:
-        """Return the call for some words; transfers between the same ranks have the same."""
+        """Return the call for some words; transfers between the same ranks share it."""
         if words not in self._known:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
@@ -61,10 +61,10 @@ class CudaStream:
 
 
 class WatchedStream(CudaStream):
-    """The stream of the training, which in the end waits for everything: for peers, and for pushes that do.
+    """The stream of the training, which in the end waits for peers, and for pushes that wait for peers.
 
     Args:
-        of: see `CudaStream`, as the following ones.
+        of: see `CudaStream`, also for the next three.
         words: the address of every rank's first word.
         rank: this rank.
         handle: returns the driver's handle of the stream.

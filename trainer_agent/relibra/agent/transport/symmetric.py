@@ -7,10 +7,10 @@ For each peer, a rank has two words:
 
 A receiver opens its memory in `start`, on the current stream, so that earlier work on it is over. A sender pushes on a
 side stream, and then says so. The receiver waits for arrivals in `wait`, on the current stream. All ranks number their
-calls alike, so every value is that of the call plus a constant: what a call queues is found once and queued as a whole.
-Words only count up: no signal is lost or taken twice, however many calls are under way. No thread moves bytes, no byte
-is copied twice, and on a GPU no host waits. By the two words that a rank has for itself, its side stream follows its
-current stream (`opened`), and is followed by it (`arrived`).
+calls alike, so every value is the number of the call plus a constant. A rank therefore prepares the work of a call
+once, and queues it as a whole. Words only count up: no signal is lost or taken twice, however many calls are under way.
+No thread moves bytes, no byte is copied twice, and on a GPU no host waits. A rank also has two words for itself: its
+side stream waits for its current stream by `opened`, and its current stream waits for its side stream by `arrived`.
 
 Streams may share one queue of the hardware (CUDA_DEVICE_MAX_CONNECTIONS=1), in which a wait holds up all work behind
 it. So a rank queues what its peers wait for, openings and pushes, before it waits for their pushes.
@@ -29,10 +29,10 @@ from relibra.agent.transport.symmetric_memory import Push, Put, Queue, Symmetric
 from relibra.errors import InvalidInput
 
 _CALL = 1 << 16
-"""By how much a call raises words, which is more than it can have parcels for one peer."""
+"""Each call raises words by this much, which is more than the parcels that it can have for one peer."""
 
 _MOST_SIGNALS = 4096
-"""Signals that are remembered."""
+"""The most signals to remember."""
 
 _Range = tuple[int, int]
 """The address and the size in bytes of a tensor."""
@@ -79,7 +79,7 @@ class SymmetricTransport:
         return _Transfers(self, targets, receives, filled)
 
     def signals(self, is_sending: bool, num_received: Counter[int]) -> "_Signals":
-        """Return what the current stream signals and waits for in a transfer; most cells have those of others.
+        """Return what the current stream signals and waits for in a transfer; most cells share these with other cells.
 
         Args:
             is_sending: whether the rank sends something.
@@ -119,9 +119,9 @@ class _Region(NamedTuple):
     begin: int
     end: int
     ahead: Sequence[int]
-    """How far behind this rank's memory that of each peer is mapped, in bytes."""
+    """The bytes from this rank's memory to the mapped memory of each peer."""
     memory: Sequence[Tensor]
-    """That of all ranks, which stays alive."""
+    """The memory of all ranks, which this keeps alive."""
 
 
 class _Signals(NamedTuple):
@@ -175,7 +175,7 @@ class _Transfers:
         return _Transfer(transport.claims, self._claim, None if signals is None else signals.wait, base, sent)
 
     def _route(self, sent: Sequence[Sequence[Tensor]], ranges: list[_Range]) -> None:
-        """Find what it takes to send what lies there.
+        """Prepare the work that sends these tensors.
 
         Each parcel leaves when its memory is open and, for a relay, when it has arrived.
         """
@@ -208,7 +208,7 @@ class _Transfer:
         claims: has the claim of this transfer.
         claim: is released when the transfer is over.
         wait: queues the wait for all that leaves and arrives, if there is something.
-        base: of the call.
+        base: what the call adds to the values of words.
         sent: the tensors that leave, which stay alive.
     """
 

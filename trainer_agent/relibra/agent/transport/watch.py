@@ -87,7 +87,7 @@ class Watch(threading.Thread):
 
 
 def _is_over(mark: WatchedMark) -> bool:
-    """Return whether the device has passed a mark; a device that fails when it is asked passes none any more."""
+    """Return whether the device has passed a mark; a device that fails when asked passes no mark again."""
     try:
         return mark.is_over()
     except Exception:

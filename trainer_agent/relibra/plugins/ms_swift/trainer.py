@@ -215,10 +215,10 @@ def _job_name(args: Any) -> str:
 
 
 def _check_saving() -> None:
-    """Check that ms-swift can save experts that may have moved, beside which is an entry that no checkpoint stores.
+    """Check that ms-swift can save experts that may have moved, which add an entry that no checkpoint stores.
 
     Raises:
-        Unsupported: it asks every entry for its key.
+        Unsupported: this version of ms-swift asks every entry for its key.
     """
     try:
         megatron_lm_utils._filter_adapter_state_dict({"model": {"order": not_stored(None)}}, False)

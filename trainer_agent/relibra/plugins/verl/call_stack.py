@@ -1,4 +1,4 @@
-"""The objects that verl is building when it imports `external_lib`, to which it hands nothing of them."""
+"""The objects that verl is building when it imports `external_lib`; verl does not pass them to it."""
 
 import sys
 from collections.abc import Iterator

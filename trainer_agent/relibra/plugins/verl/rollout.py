@@ -17,7 +17,7 @@ _MODULE = "verl.experimental.agent_loop.agent_loop"
 
 
 def install_in_rollout() -> None:
-    """Have the worker report that verl builds in this process. Other processes than those of workers build none.
+    """Make the worker that verl builds in this process report its samples. Other processes build no worker.
 
     Raises:
         Unsupported: this version of verl lacks something that the plug-in relies on; the message names it.
