@@ -56,13 +56,18 @@ def milliseconds(value: float) -> str:
 
 def balance_row(row: Row) -> Cells:
     keys = ("plain", "eplb_oracle", "replay", "replay_worst", "bound", "any_placement")
-    return (f"{row['num_nodes']}x8", str(row["num_micro_batches"]), *(f"{row[key]:.4f}" for key in keys))
+    trace = row["trace"].partition("_")[0]
+    return (trace, f"{row['num_nodes']}x8", str(row["num_micro_batches"]), *(f"{row[key]:.4f}" for key in keys))
 
 
 def test_balance_on_real_routing() -> None:
     expected = {balance_row(row) for row in results.read("imbalance") if row["steps"] == "whole"}
-    shown = {cells[1:] for cells in table("docs/benchmarks.md", "| trace | nodes | micro-batches |")}
+    shown, trace = set[Cells](), ""
+    for cells in table("docs/benchmarks.md", "| trace | nodes | micro-batches |"):
+        trace = cells[0] or trace  # a row without a trace is of the trace above
+        shown.add((trace, *cells[1:]))
     assert shown <= expected
+    assert {cells[:2] for cells in shown} == {cells[:2] for cells in expected}, "all recordings on all nodes"
 
 
 def test_levels() -> None:
@@ -74,6 +79,8 @@ def test_levels() -> None:
     }
     shown = [cells[1:] for cells in table("docs/integrations/levels.md", "| trace | nodes | plain | EPLB, history |")]
     assert set(shown) <= expected
+    assert {cells[0] for cells in shown} == {cells[0] for cells in expected}
+    assert len(shown) == len(set(shown))
 
 
 def scale_row(row: Row) -> Cells:
