@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ def frameworks_python() -> str:
     return str(ENVIRONMENT / "bin" / "python")
 
 
-def ranks_of(framework: str, *folders: str, module: str = "ranks", main: str | None = None) -> Any:
+def ranks_of(
+    framework: str, *folders: str, module: str = "ranks", main: str | None = None, pinned: Sequence[str] = ()
+) -> Any:
     """Return a fixture that runs the ranks of a framework once, plain and with the plug-in.
 
     Args:
@@ -33,6 +36,7 @@ def ranks_of(framework: str, *folders: str, module: str = "ranks", main: str | N
         folders: folders of checkouts from which the ranks import; those of the environment if there are none.
         module: the module of the wing that runs them.
         main: the folder of a checkout of the framework's main branch. The ranks run a second time with it.
+        pinned: folders of what that branch pins, from which these ranks import too, where they are there.
     """
 
     @pytest.fixture(scope="session", params=None if main is None else ["released", "main"])
@@ -42,10 +46,12 @@ def ranks_of(framework: str, *folders: str, module: str = "ranks", main: str | N
         shared_planner: Service,  # noqa: F811
         tmp_path_factory: pytest.TempPathFactory,
     ) -> FrameworkRun:
-        wanted = [*folders, main] if main is not None and request.param == "main" else [*folders]
+        is_main = main is not None and request.param == "main"
+        wanted = [*folders, main] if is_main else [*folders]
         sources = [found for each in wanted if (found := frameworks.checkout(each)) is not None]
         if len(sources) < len(wanted):
             pytest.skip(frameworks.reason(next(each for each in wanted if frameworks.checkout(each) is None)))
+        sources += [found for each in pinned if is_main and (found := frameworks.checkout(each)) is not None]
         folder = tmp_path_factory.mktemp(framework)
         return framework_runs.run(frameworks_python, f"harness.{framework}.{module}", folder, shared_planner, *sources)
 
@@ -54,7 +60,11 @@ def ranks_of(framework: str, *folders: str, module: str = "ranks", main: str | N
 
 verl_engines = ranks_of("verl", main="verl")
 verl_under_ray = ranks_of("verl", module="under_ray")
-skyrl_workers = ranks_of("skyrl", main="SkyRL")
+skyrl_workers = ranks_of(
+    "skyrl",
+    main="SkyRL",
+    pinned=[f"{frameworks.PINNED['megatron-bridge']}/src", frameworks.PINNED["megatron-core"]],
+)
 skyrl_under_ray = ranks_of("skyrl", module="under_ray")
 slime_under_ray = ranks_of("slime", "slime", module="under_ray")
 areal_engines = ranks_of("areal", main="AReaL")

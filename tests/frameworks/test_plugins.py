@@ -22,6 +22,7 @@ VERL = (
     "S5_a_planner_plans_every_pass_of_batches_of_dynamic_size",
     "a_batch_is_planned_when_it_is_sampled_and_again_when_its_micro_batches_are_known",
     "recorded_routing_is_planned_for_the_update",
+    "S5_rows_that_verl_fills_for_fp8_are_split_as_they_come",
     "S5_a_job_that_replays_nothing_is_planned_from_history",
     "S5_training_is_that_of_verl_alone_when_verl_offloads_everything",
     "S5_old_log_probs_are_those_of_verl_alone_when_experts_move_between_local_steps",
@@ -61,7 +62,7 @@ AREAL = (
 MS_SWIFT = (
     *ALL,
     "permuted_and_stale_weights_are_seen",
-    "S9_a_version_that_cannot_save_after_a_move_is_refused_where_experts_may_move",
+    "a_job_that_nobody_names_has_the_name_of_its_output",
     "S5_ms_swift_alone_loads_a_checkpoint_after_reorders",
     "a_planner_plans_log_probs_of_a_generation_and_each_of_its_updates",
     "samples_are_reported_where_they_end_and_training_ranks_report_none",

@@ -66,7 +66,7 @@ def build(folder: Path, **options: Any) -> tuple[Any, Any]:
     # Each trainer has a process of its own in a job.
     RouterReplay.global_router_replay_instances.clear()
     trainers.MegatronGRPOTrainer = MegatronGRPOTrainer
-    for name in [each for each in sys.modules if each.startswith("_swift_external_")]:
+    for name in [each for each in sys.modules if each.startswith(("_swift_external_", "relibra_for_ms_swift"))]:
         del sys.modules[name]
     on_cpu = dict.fromkeys((each for each in OFF_ON_CPU if each != "persist_layer_norm"), False)
     arguments = {

@@ -162,7 +162,7 @@ def batch(rank: int, step: int, *, has_routes: bool = True) -> Any:
             for layer in range(NUM_LAYERS):
                 row_LK[layer] = rng.choice(NUM_EXPERTS, TOP_K, replace=False, p=skew / skew.sum())
         routes.append(chosen_TLK)
-    sequences, attention, response_mask, _, loss_mask, log_probs, routed, _ = (
+    sequences, attention, response_mask, _, loss_mask, log_probs, routed, *_ = (
         convert_prompts_responses_to_batch_tensors(
             0,
             prompts,

@@ -4,9 +4,10 @@ B samples, P prompt and R response places, L layers, K top-k.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ def build(
     layout: Layout | None = None,
     vanilla_mbridge: bool = False,
     is_adapted: bool = False,
+    transformer: Mapping[str, Any] = MappingProxyType({}),
     **of_engine: Any,
 ) -> Any:
     """Build and initialize an engine as verl's `TrainingWorker` does.
@@ -58,6 +60,7 @@ def build(
         layout: the parallelism; expert parallelism on two ranks by default.
         vanilla_mbridge: whether mbridge makes the model and reads its weights, and not Megatron-Bridge.
         is_adapted: whether LoRA is trained, with one adapter for all experts of a layer.
+        transformer: more settings of megatron's transformer.
         of_engine: more settings of verl's engine.
     """
     layout = layout or Layout()
@@ -93,7 +96,8 @@ def build(
         override_transformer_config=dict.fromkeys(OFF_ON_CPU, False)
         | {"moe_grouped_gemm": is_adapted, "use_cpu_initialization": True}
         | {"attention_backend": "flash"}  # verl's choice with Megatron-Bridge
-        | ({} if vanilla_mbridge else {"transformer_layer_spec": bridge_on_cpu.layer_spec}),
+        | ({} if vanilla_mbridge else {"transformer_layer_spec": bridge_on_cpu.layer_spec})
+        | dict(transformer),
         vanilla_mbridge=vanilla_mbridge,
         use_distributed_optimizer=True,
         forward_only=forward_only,

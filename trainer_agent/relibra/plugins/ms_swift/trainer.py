@@ -6,14 +6,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from swift.megatron.trainers import grpo_trainer
-from swift.megatron.utils import megatron_lm_utils
 
 from relibra.agent import Phase
-from relibra.agent.megatron.checkpoints import not_stored
 from relibra.errors import Unsupported
 from relibra.plugins.attached_job import attach_job
 from relibra.plugins.balanced_passes import BalancedPasses
@@ -31,7 +30,6 @@ from relibra.steps import RankBatch
 log = logging.getLogger(__name__)
 
 check_points(grpo_trainer, points.TRAINER, version=points.VERSION, without=points.OFF)
-check_points(megatron_lm_utils, points.SAVING, version=points.VERSION, without=points.OFF)
 
 
 class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[misc]
@@ -90,7 +88,6 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
 
         self.bridge.export_weights, self.bridge.save_weights = export_weights, save_weights
         if self.passes.mover is not None:
-            _check_saving()
             # ms-swift's default, dp_reshardable, stores optimizer state by place.
             args.dist_ckpt_optim_fully_reshardable = True
 
@@ -211,22 +208,9 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
 
 
 def _job_name(args: Any) -> str:
-    return job_name(args.wandb_exp_name or args.swanlab_exp_name, default="ms-swift")
-
-
-def _check_saving() -> None:
-    """Check that ms-swift can save experts that may have moved, which add an entry that no checkpoint stores.
-
-    Raises:
-        Unsupported: this version of ms-swift asks every entry for its key.
-    """
-    try:
-        megatron_lm_utils._filter_adapter_state_dict({"model": {"order": not_stored(None)}}, False)
-    except AttributeError as error:
-        raise Unsupported(
-            "expected ms-swift 4.5.3 or later where experts may move, got one that cannot save a checkpoint after a "
-            "move; or set RELIBRA_REORDER=never"
-        ) from error
+    output = Path(args.output_dir)
+    folder = output.parent if args.add_version else output  # a version is a folder of another name at every start
+    return job_name(args.wandb_exp_name or args.swanlab_exp_name or folder.name, default="ms-swift")
 
 
 def _check_settings(args: Any) -> None:
