@@ -49,20 +49,23 @@ class FrameworkRun:
         pytest.fail(f"{scenario} did not finish; end of the log:\n{self.log[-3000:]}")
 
 
-def run(python: str, module: str, folder: Path, planner: Service, *sources: Path) -> FrameworkRun:
+def run(
+    python: str, module: str, folder: Path, planner: Service, *sources: Path, arguments: Sequence[str] = ()
+) -> FrameworkRun:
     """Run a module of the harness that runs ranks; return what they computed.
 
     Args:
         python: the interpreter of the environment.
-        module: the module; its arguments are a folder and the address of a planner.
+        module: the module; its first arguments are a folder and the address of a planner.
         folder: where the ranks write.
         planner: plans for the ranks.
         sources: folders from which the ranks import packages before all others.
+        arguments: more arguments.
     """
     environment = child_process.environment(OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1", CUDA_VISIBLE_DEVICES="")
     environment["PYTHONPATH"] = os.pathsep.join([*map(str, sources), environment["PYTHONPATH"]])
     log = folder / "log"
-    run_to_log([python, "-m", module, str(folder), planner.address], log, environment, DEADLINE_S)
+    run_to_log([python, "-m", module, str(folder), planner.address, *arguments], log, environment, DEADLINE_S)
     return FrameworkRun(folder, log.read_text())
 
 

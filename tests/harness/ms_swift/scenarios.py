@@ -21,6 +21,7 @@ from harness.plugin_contract import (
     moving,
     named,
     noted_outcomes,
+    set_environment,
 )
 from harness.trained import ROUNDING, Trained, differing, relative
 from relibra.wire.client import PlannerClient
@@ -52,7 +53,6 @@ def close(job: tuple[Any, Any]) -> None:
 
 CONTRACT = Contract(
     Plugin(
-        environment=trainers.environment,
         build=build,
         train=train,
         exported=lambda job: job[0].engine.received[-1],
@@ -65,7 +65,7 @@ CONTRACT = Contract(
 
 def S5_all_is_that_of_the_framework_alone_when_experts_move_before_every_pass(at: Rank) -> None:
     """So it is while ms-swift offloads everything during rollouts; the weights are those that each rollout got."""
-    trainers.environment(AWAY, "scripted")
+    set_environment(AWAY, "scripted")
     with moving(at, NUM_UPDATES) as outcomes:
         CONTRACT.moved = build(at, balanced=True, offload_model=True, offload_optimizer=True)
         trained = train(at, CONTRACT.moved, saves=True)
@@ -146,7 +146,7 @@ def S5_a_job_that_replays_nothing_is_planned_from_history(at: Rank) -> None:
 
 def S5_the_reference_is_a_job_of_its_own_that_is_planned_from_history(at: Rank) -> None:
     """A real planner plans its pass over each generation from those before, and no expert of it moves."""
-    trainers.environment(at.planner, "ms-swift-beside")
+    set_environment(at.planner, "ms-swift-beside")
     with noted_outcomes(awaits_history=True, job="ms-swift-beside-reference") as outcomes:
         job = build(at, balanced=True)
         trained = train(at, job)
@@ -157,7 +157,7 @@ def S5_the_reference_is_a_job_of_its_own_that_is_planned_from_history(at: Rank) 
 
 def a_job_that_nobody_names_has_the_name_of_its_output(at: Rank) -> None:
     """It is the same after a restart, although ms-swift puts each start into a folder of its own there."""
-    trainers.environment(AWAY, "")
+    set_environment(AWAY, "")
     job = build(at, balanced=True)
     assert job[0].passes.planned.settings.job == "output"
     close(job)

@@ -41,11 +41,6 @@ def plug_in() -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def environment(planner: str, job: str) -> None:
-    """Set what a user sets in the environment of `megatron rlhf`."""
-    os.environ.update(RELIBRA_PLANNER=planner, RELIBRA_JOB=job)
-
-
 def build(folder: Path, **options: Any) -> tuple[Any, Any]:
     """Return a trainer as `megatron rlhf` makes it, and its data.
 

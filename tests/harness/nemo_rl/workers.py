@@ -3,7 +3,6 @@
 L layers, K top-k.
 """
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -214,8 +213,3 @@ def shards(data: Any, mode: str, batch_size: int | None, num_shards: int = RANKS
         arguments = {"max_tokens_per_microbatch": 64, "sequence_length_round": multiple}
         return data.shard_by_batch_size(num_shards, batch_size, dynamic_batching_args=arguments | keys)[0]
     return data.shard_by_batch_size(num_shards, batch_size)
-
-
-def environment(planner: str, job: str) -> None:
-    """Set what a user may set instead of `policy.relibra.planner`."""
-    os.environ.update(RELIBRA_PLANNER=planner, RELIBRA_JOB=job)

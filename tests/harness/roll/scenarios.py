@@ -22,6 +22,7 @@ from harness.plugin_contract import (
     named,
     noted_outcomes,
     refused,
+    set_environment,
 )
 from harness.roll import workers
 from harness.trained import Trained, note_outcomes
@@ -87,7 +88,6 @@ def _close(worker: Any) -> None:
 
 CONTRACT = Contract(
     Plugin(
-        environment=workers.environment,
         build=build,
         train=train,
         exported=exported,
@@ -135,7 +135,7 @@ def S5_a_reference_is_a_job_of_its_own(at: Rank) -> None:
         return trained
 
     alone = run(build(at, balanced=False, **of_reference))
-    workers.environment(at.planner, "roll")
+    set_environment(at.planner, "roll")
     with noted_outcomes(awaits_history=True):
         worker = build(at, balanced=True, **of_reference)
         noted = note_outcomes(worker.passes.agent)
@@ -149,7 +149,7 @@ def S5_a_reference_is_a_job_of_its_own(at: Rank) -> None:
 
 def no_expert_moves_on_several_machines(at: Rank) -> None:
     """All that reads weights by place is ROLL's own there, too."""
-    workers.environment(AWAY, "spread")
+    set_environment(AWAY, "spread")
     with mock.patch.object(socket, "gethostname", return_value=f"node-{at.number}"):
         worker = build(at, balanced=True)
     assert worker.passes.planned.cluster.num_nodes == workers.RANKS

@@ -4,7 +4,6 @@ B samples, S places, L layers, K top-k.
 """
 
 import asyncio
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -196,8 +195,3 @@ def exported(worker: Any, folder: Path) -> dict[str, torch.Tensor]:
     worker.strategy.offload_states()
     dist.barrier()
     return weights
-
-
-def environment(planner: str, job: str) -> None:
-    """Set what a user sets in `system_envs`."""
-    os.environ.update(RELIBRA_PLANNER=planner, RELIBRA_JOB=job)

@@ -18,6 +18,7 @@ from harness.plugin_contract import (
     moving,
     named,
     noted_outcomes,
+    set_environment,
 )
 from harness.skyrl import workers
 from harness.trained import ROUNDING, Trained, differing, relative
@@ -52,7 +53,6 @@ def train(at: Rank, worker: Any, num_updates: int = NUM_UPDATES, **of_batches: A
 
 CONTRACT = Contract(
     Plugin(
-        environment=workers.environment,
         build=build,
         train=train,
         exported=workers.sent,
@@ -117,7 +117,7 @@ def S5_a_job_that_replays_nothing_is_planned_from_history(at: Rank) -> None:
 
 def S5_the_reference_is_a_job_of_its_own_that_is_planned_from_history(at: Rank) -> None:
     """A real planner plans its passes from those before; log-probabilities are those of SkyRL's own worker."""
-    workers.environment(at.planner, "skyrl")
+    set_environment(at.planner, "skyrl")
     alone, balanced = (
         workers.build_reference(worker, at.number, at.folder / "model")
         for worker in (MegatronRefWorkerBase, BalancedReferenceWorker)
@@ -139,7 +139,7 @@ def logprobs_of(worker: Any, data: Any) -> torch.Tensor:
 
 def experts_stay_while_gradients_accumulate(at: Rank) -> None:
     """Two batches make one update, as with Tinker: experts stay where the first batch put them."""
-    workers.environment("127.0.0.1:1", "accumulated")
+    set_environment("127.0.0.1:1", "accumulated")
     numbers: list[list[Sequence[float]]] = []
     weights = []
     with moving(at, 2) as outcomes:

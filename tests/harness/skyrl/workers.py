@@ -4,7 +4,6 @@ B samples, L layers, K top-k.
 """
 
 import asyncio
-import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -217,8 +216,3 @@ def offload_and_back(worker: Any) -> None:
     """Move everything to the host and back, as a colocated job does between steps."""
     worker.offload_to_cpu()
     worker.backload_to_gpu()
-
-
-def environment(planner: str, job: str) -> None:
-    """Set what the entry point sets in the policy's workers."""
-    os.environ.update(RELIBRA_PLANNER=planner, RELIBRA_JOB=job)

@@ -3,7 +3,6 @@
 B samples, P prompt and R response places, L layers, K top-k.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -239,8 +238,3 @@ def exported(engine: Any) -> dict[str, torch.Tensor]:
     if engine.is_param_offload_enabled:
         engine.to("cpu", model=True, optimizer=False, grad=False)
     return sent
-
-
-def environment(planner: str, job: str) -> None:
-    """Set what a user may set instead of `+relibra.planner`."""
-    os.environ.update(RELIBRA_PLANNER=planner, RELIBRA_JOB=job)

@@ -2,7 +2,7 @@
 
 from safetensors.torch import load_file
 
-from harness.plugin_contract import AWAY, Rank, check_equal, check_moved, check_nothing_moves, moving
+from harness.plugin_contract import AWAY, Rank, check_equal, check_moved, check_nothing_moves, moving, set_environment
 from harness.trained import NUM_EXPORTED, differing, unequal
 from harness.verl import engines, training
 
@@ -12,7 +12,7 @@ NUM_UPDATES = 2
 def S5_mbridge_exports_saves_and_loads_every_expert_under_its_name_after_reorders(at: Rank) -> None:
     """All is that of verl alone, and a checkpoint is loaded after another reorder."""
     alone = training.train(at, training.build(at, balanced=False, vanilla_mbridge=True), num_updates=NUM_UPDATES)
-    engines.environment(AWAY, "mbridge")
+    set_environment(AWAY, "mbridge")
     with moving(at, 2 * NUM_UPDATES + 2) as outcomes:
         engine = training.build(at, balanced=True, vanilla_mbridge=True)
         assert type(engine.bridge).__module__ == "mbridge.models.qwen3moe"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from harness import tiny_qwen3_moe
-from harness.plugin_contract import AWAY, Rank, check_equal, check_moved, check_planned, moving, named
+from harness.plugin_contract import AWAY, Rank, check_equal, check_moved, check_planned, moving, named, set_environment
 from harness.trained import ROUNDING, Trained, differing, relative
 from harness.verl import engines, training
 from harness.verl.colocated import (
@@ -52,7 +52,7 @@ def S5_training_goes_on_from_a_checkpoint_after_reorders(at: Rank) -> None:
     assert differing(loaded, saved) == []
     assert differing(trained_on, expected) == []  # so optimizer state is the same
     assert relative(numbers, numbers_of_own) < ROUNDING
-    engines.environment(AWAY, "resumed")
+    set_environment(AWAY, "resumed")
     with moving(at, 2):
         engine = training.build(at, balanced=True)
         loaded, numbers_of_resumed, resumed = training.resumed(engine, at, "checkpoint")
@@ -87,7 +87,7 @@ def S5_a_job_that_replays_nothing_is_planned_from_history(at: Rank) -> None:
 def S5_training_is_that_of_verl_alone_when_verl_offloads_everything(at: Rank) -> None:
     """Parameters, gradients and optimizer state are offloaded whenever verl does not use them."""
     runs = []
-    engines.environment(AWAY, "offloaded")
+    set_environment(AWAY, "offloaded")
     with moving(at, 5) as outcomes:
         for balanced in (False, True):
             engine = training.build(at, balanced=balanced, offload=True)

@@ -66,7 +66,6 @@ def train_on_recorded(at: Rank, engine: Any) -> Trained:
 
 CONTRACT = Contract(
     Plugin(
-        environment=engines.environment,
         build=build,
         train=train,
         exported=engines.exported,
@@ -76,7 +75,6 @@ CONTRACT = Contract(
 )
 RECORDED = Contract(
     Plugin(
-        environment=engines.environment,
         build=build,
         train=train_on_recorded,
         exported=engines.exported,

@@ -15,7 +15,7 @@ from megatron.core.dist_checkpointing.tensor_aware_state_dict import MCoreTensor
 log = logging.getLogger(__name__)
 
 
-class NotStored(LocalNonpersistentObject):
+class NotStored(LocalNonpersistentObject):  # type: ignore[misc]
     """Wraps an object that a checkpoint does not store and that a load puts beside the weights."""
 
     key = ""

@@ -13,7 +13,7 @@ from relibra.plugins.areal import points
 from relibra.plugins.areal.batch import rank_batch
 from relibra.plugins.areal.recovery import StateByExpert
 from relibra.plugins.attached_job import attach_job
-from relibra.plugins.balanced_passes import BalancedPasses
+from relibra.plugins.balanced_passes import BalancedPasses, within
 from relibra.plugins.logical_export import Renamed
 from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.points import check_points
@@ -23,6 +23,11 @@ from relibra.routing.model_config import layers_of_config
 check_points(megatron_engine, points.ENGINE, version=points.VERSION, without=points.OFF)
 
 
+# AReaL reads names and does not use them; sharded state is under logical names.
+@within("ignoring_names", "save")
+# The bridges and AReaL's own code write files in one call, and hand out no stream whose names could be changed.
+@within("at_original_places", "_save_model_to_hf")
+@within("loading_by_place", "_load_model_from_hf")
 class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
     """AReaL's engine; its own methods run unchanged, between the calls that drive the agent.
 
@@ -92,11 +97,6 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
         self.passes.end()
         return stats
 
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        """Save as AReaL does: sharded state under logical names, weights of Hugging Face from original places."""
-        with self.passes.ignoring_names():
-            super().save(*args, **kwargs)
-
     def load(self, *args: Any, **kwargs: Any) -> None:
         """Load as AReaL does."""
         if self.passes.mover is None:
@@ -104,15 +104,6 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
             return
         with self.passes.ignoring_names(), self._state.loading():
             super().load(*args, **kwargs)
-
-    def _save_model_to_hf(self, *args: Any, **kwargs: Any) -> None:
-        # The bridges and AReaL's own code write files in one call, and hand out no stream whose names could be changed.
-        with self.passes.at_original_places():
-            super()._save_model_to_hf(*args, **kwargs)
-
-    def _load_model_from_hf(self, *args: Any, **kwargs: Any) -> None:
-        with self.passes.loading_by_place():
-            super()._load_model_from_hf(*args, **kwargs)
 
     def _update_weights_from_distributed(self, *args: Any, **kwargs: Any) -> None:
         with self.passes.exporting() as self._renamed:

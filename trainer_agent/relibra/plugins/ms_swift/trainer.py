@@ -15,7 +15,7 @@ from swift.megatron.trainers import grpo_trainer
 from relibra.agent import Phase
 from relibra.errors import Unsupported
 from relibra.plugins.attached_job import attach_job
-from relibra.plugins.balanced_passes import BalancedPasses
+from relibra.plugins.balanced_passes import BalancedPasses, within
 from relibra.plugins.ms_swift import points
 from relibra.plugins.ms_swift.batch import names, rank_batch, routings
 from relibra.plugins.ms_swift.rollout import report_finished
@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 check_points(grpo_trainer, points.TRAINER, version=points.VERSION, without=points.OFF)
 
 
+# ms-swift reads names and does not use them; sharded state is under logical names.
+@within("ignoring_names", "save_checkpoint")
 class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[misc]
     """ms-swift's trainer; its own methods run unchanged, between the calls that drive the agent.
 
@@ -74,20 +76,15 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
         if self.beta and self.ref_models:
             settings = replace(settings, reorder="never")
             self.reference = attach_job(settings, layers, self.ref_models, None, beside="reference")
-        export, save = self.bridge.export_weights, self.bridge.save_weights
-
-        @functools.wraps(export)
-        def export_weights(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            with self.passes.at_original_places():
-                yield from export(*args, **kwargs)
-
-        @functools.wraps(save)
-        def save_weights(*args: Any, **kwargs: Any) -> Any:
-            with self.passes.at_original_places():
-                return save(*args, **kwargs)
-
-        self.bridge.export_weights, self.bridge.save_weights = export_weights, save_weights
         if self.passes.mover is not None:
+            export = self.bridge.export_weights
+
+            @functools.wraps(export)
+            def export_weights(*args: Any, **kwargs: Any) -> Iterator[Any]:
+                return self.passes.read_at_original_places(export(*args, **kwargs))
+
+            self.bridge.export_weights = export_weights
+            self.bridge.save_weights = self.passes.mover.at_original_places()(self.bridge.save_weights)
             # ms-swift's default, dp_reshardable, stores optimizer state by place.
             args.dist_ckpt_optim_fully_reshardable = True
 
@@ -118,11 +115,6 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
         """Offload as ms-swift does, which reads names and does not use them."""
         with self.passes.ignoring_names(), self.reference.ignoring_names(), super().offload_context(*args, **kwargs):
             yield
-
-    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Save as ms-swift does: sharded state under logical names, weights of Hugging Face from original places."""
-        with self.passes.ignoring_names():
-            super().save_checkpoint(*args, **kwargs)
 
     def _build_rollout_buffer(self, *args: Any, **kwargs: Any) -> Any:
         if self._is_training():

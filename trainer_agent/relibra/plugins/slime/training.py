@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -196,10 +196,6 @@ class BalancedTraining:
         self._others.follow(backuper)
         if self.passes.mover is not None:
             self.passes.mover.follow(backuper)
-
-    def at_original_places(self) -> AbstractContextManager[None]:
-        """Collective over all ranks: have every expert at its original place in the body, to be exported."""
-        return self.passes.at_original_places()
 
     def send_right_names(self, updater: Any) -> None:
         """Make the updates of rollout engines send every expert under its own name; a second call does nothing."""
