@@ -73,7 +73,7 @@ def examine(name: str, folder: Path, version: str) -> Finding:
     """Run the tests of a framework on what the folder has of it."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--numprocesses", "0", "-q", "-rfEs", *TESTS[name]],
-        env=os.environ | {VARIABLE: str(folder)},
+        env=os.environ | {VARIABLE: str(folder), "COLUMNS": "400"},  # or pytest leaves out why a test failed
         stdout=subprocess.PIPE,
         text=True,
     )

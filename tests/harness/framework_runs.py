@@ -32,11 +32,6 @@ class FrameworkRun:
         ]
         self.log = log
 
-    def check(self, scenario: str, scenarios: Sequence[str]) -> None:
-        """Check that no rank failed in a scenario, and that the run has these scenarios and no others."""
-        self.of(scenario)
-        assert {name for by_rank in self._by_world for results in by_rank for name in results} <= set(scenarios)
-
     def of(self, scenario: str) -> list[dict[str, Any]]:
         """Return one result per rank. The test fails if a rank raised or did not reach the scenario."""
         for by_rank in self._by_world:
@@ -46,7 +41,8 @@ class FrameworkRun:
                     pytest.fail(f"{scenario} raised:\n{result['error']}")
             if by_rank and all(scenario in results for results in by_rank):
                 return [results[scenario] for results in by_rank]
-        pytest.fail(f"{scenario} did not finish; end of the log:\n{self.log[-3000:]}")
+        last = self.log.strip().rpartition("\n")[2]
+        pytest.fail(f"did not finish: {last}\nend of the log:\n{self.log[-3000:]}")
 
 
 def run(

@@ -12,7 +12,6 @@ from areal.api.cli_args import InferenceEngineConfig
 from areal.api.io_struct import SaveLoadMeta
 from areal.engine import megatron_engine
 from areal.engine.megatron_engine import MegatronPPOActor
-from safetensors.torch import load_file
 
 from harness import tiny_qwen3_moe
 from harness.areal import engines
@@ -84,7 +83,7 @@ CONTRACT = Contract(
 def _written(engine: Any, folder: Path) -> dict[str, torch.Tensor]:
     """Save a checkpoint of Hugging Face; return what is in its files."""
     engine.save(SaveLoadMeta(path=str(folder), weight_format="hf", with_optim=False))
-    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+    return tiny_qwen3_moe.written(folder)
 
 
 def S5_a_checkpoint_of_hugging_face_has_every_expert_under_its_name_after_reorders(at: Rank) -> None:
@@ -99,7 +98,7 @@ def S5_mbridge_sends_saves_loads_and_recovers_every_expert_under_its_name_after_
     with moving(at, 2 * NUM_UPDATES + 4) as outcomes:
         engine = build(at, balanced=True, bridge="mbridge")
         assert type(engine.bridge).__module__ == "mbridge.models.qwen3moe"
-        of_file = load_file(at.folder / "model" / "model.safetensors")
+        of_file = tiny_qwen3_moe.written(at.folder / "model")
         engines.infer(engine, engines.batch(at.number, 0))  # moves experts and trains nothing
         assert unequal(engines.sent(engine), of_file) == []
         check_nothing_moves(lambda: engines.sent(engine))

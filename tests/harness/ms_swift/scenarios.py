@@ -6,8 +6,8 @@ from typing import Any
 from unittest import mock
 
 import torch
-from safetensors.torch import load_file
 
+from harness import tiny_qwen3_moe
 from harness.ms_swift import trainers
 from harness.plugin_contract import (
     AWAY,
@@ -89,10 +89,7 @@ def S5_ms_swift_alone_loads_a_checkpoint_after_reorders(at: Rank) -> None:
     """Weights of both formats and Adam's moments are those of the job whose experts have moved."""
     trainer, alone, expected = CONTRACT.moved[0], CONTRACT.own[0], CONTRACT.alone.exports[-1]
     checkpoint = trainer.state.last_model_checkpoint
-    written = {
-        name: tensor for file in Path(checkpoint).glob("*.safetensors") for name, tensor in load_file(file).items()
-    }
-    assert differing(written, expected) == []
+    assert differing(tiny_qwen3_moe.written(Path(checkpoint)), expected) == []
     with torch.no_grad():
         for parameter in alone.unwrapped_models[0].parameters():
             parameter.zero_()

@@ -19,13 +19,14 @@ from harness.plugin_contract import (
     Plugin,
     Rank,
     check_equal,
+    check_planned_beside,
     named,
     noted_outcomes,
     refused,
     set_environment,
 )
 from harness.roll import workers
-from harness.trained import Trained, note_outcomes
+from harness.trained import Trained
 from relibra.errors import Unsupported
 from relibra.integrations import roll as plugin
 from relibra.plugins.roll import rollout
@@ -136,14 +137,10 @@ def S5_a_reference_is_a_job_of_its_own(at: Rank) -> None:
 
     alone = run(build(at, balanced=False, **of_reference))
     set_environment(at.planner, "roll")
-    with noted_outcomes(awaits_history=True):
+    with noted_outcomes(awaits_history=True, job="roll-reference") as outcomes:
         worker = build(at, balanced=True, **of_reference)
-        noted = note_outcomes(worker.passes.agent)
         check_equal(run(worker), alone)
-    assert worker.passes.planned.settings.job == "roll-reference"
-    assert len(noted) == NUM_UPDATES
-    assert noted[-1]["is_applied"], noted
-    assert noted[-1]["num_replicas"], noted
+    check_planned_beside(outcomes, NUM_UPDATES)
     _close(worker)
 
 

@@ -75,7 +75,7 @@ def skyrl_alone_continues_from_a_checkpoint_after_reorders(at: Rank) -> None:
     saved = workers.sent(worker)
     worker.save_checkpoint(str(at.folder / "checkpoint"), worker.tokenizer)
     worker.save_hf_model(str(at.folder / "huggingface"), worker.tokenizer)
-    assert differing(_read(at.folder / "huggingface"), saved) == []
+    assert differing(tiny_qwen3_moe.written(at.folder / "huggingface"), saved) == []
     numbers = workers.update(worker, workers.batch(at.number, 50))
     loaded, numbers_of_loaded, trained_on = _continued(at, "checkpoint")
     _, _, trained_on_alone = _continued(at, "checkpoint of plain")
@@ -92,12 +92,6 @@ def _continued(at: Rank, name: str) -> tuple[dict[str, torch.Tensor], Sequence[f
     worker.load_checkpoint(str(at.folder / name))
     loaded = workers.sent(worker)
     return loaded, workers.update(worker, workers.batch(at.number, 50)), workers.sent(worker)
-
-
-def _read(folder: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
 
 
 def a_planner_plans_micro_batches_of_equal_size(at: Rank) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from harness import bridge_on_cpu
-from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, OFF_ON_CPU, TOP_K
+from harness.tiny_qwen3_moe import NUM_LAYERS, OFF_ON_CPU, TOP_K, random_routes
 from harness.trained import ADAM_EPS
 
 NUM_SAMPLES, PROMPT, RESPONSE = 4, 6, 8
@@ -152,7 +152,6 @@ def batch(
     from tensordict import TensorDict
 
     rng = np.random.default_rng(100 * step + rank)
-    skew = np.array([8, 4, 2, 1, 1, 1, 1, 1.0])
     rows = []
     for sample in range(NUM_SAMPLES):
         prompt, response = int(rng.integers(2, PROMPT + 1)), int(rng.integers(3, RESPONSE + 1))
@@ -165,9 +164,7 @@ def batch(
         if sample < NUM_SAMPLES - 1:
             mask[:response] = 1
         routes = np.zeros((PROMPT + RESPONSE, num_layers, TOP_K), np.int16)
-        for token in range(first, end - 1):
-            for layer in range(num_layers):
-                routes[token, layer] = rng.choice(NUM_EXPERTS, TOP_K, replace=False, p=skew / skew.sum())
+        routes[first : end - 1] = random_routes(rng, end - 1 - first, num_layers)
         rows.append(
             {
                 "input_ids": tokens,
