@@ -54,6 +54,7 @@ def attach_job(
     optimizer: Any,
     *,
     beside: str = "",
+    moves: bool = True,
     unplanned: Sequence[str] = (),
     next_index: int = 0,
 ) -> BalancedPasses:
@@ -69,6 +70,7 @@ def attach_job(
         chunks: the built model.
         optimizer: its optimizer; None for a model that does not train.
         beside: what the model is, such as "critic", if it is not the policy. Its job has this at the end of its name.
+        moves: whether experts may move, if the settings let them.
         unplanned: the other models of the job, such as "the critic", whose passes have no plan; the log names them.
         next_index: the number of the first pass.
 
@@ -86,6 +88,8 @@ def attach_job(
     settings = embedded.resolve_planner(settings)
     if beside:
         settings = settings.beside(beside)
+    if not moves:
+        settings = replace(settings, reorder="never")
     cluster = cluster_of(
         gather_hosts(dist.get_process_group_ranks(parallel_state.get_expert_model_parallel_group())),
         num_ep_groups=parallel_state.get_expert_data_parallel_world_size(),

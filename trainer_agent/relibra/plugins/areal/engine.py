@@ -1,7 +1,6 @@
 """AReaL's Megatron engines with an agent inside: every pass is planned, from the passes before or from its samples."""
 
 import os
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -61,9 +60,9 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
             raise Unsupported("expected actor.use_lora=false, because each rank of AReaL trains other adapters")
         if self.enable_tree_training:
             raise Unsupported("expected enable_tree_training=false, because relibra does not plan for trees")
-        if self.beside:
-            settings = replace(settings, reorder="never")
-        self.passes = attach_job(settings, layers, list(self.model), self.optimizer, beside=self.beside)
+        self.passes = attach_job(
+            settings, layers, list(self.model), self.optimizer, beside=self.beside, moves=not self.beside
+        )
         if self.passes.mover is not None:
             self._state = self.checkpointer.optimizer = StateByExpert(self.optimizer)
 

@@ -5,7 +5,6 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +73,7 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
         if args.router_replay_mode == "R3" and self.vllm_mode == "colocate":
             report_finished(self.engine.engine, RolloutStream(self._rollout_job), self._is_training)
         if self.beta and self.ref_models:
-            settings = replace(settings, reorder="never")
-            self.reference = attach_job(settings, layers, self.ref_models, None, beside="reference")
+            self.reference = attach_job(settings, layers, self.ref_models, None, beside="reference", moves=False)
         if self.passes.mover is not None:
             export = self.bridge.export_weights
 

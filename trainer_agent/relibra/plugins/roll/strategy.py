@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -70,7 +69,7 @@ def balanced(strategy: type[Any]) -> type[Any]:
                 expected = "auto or never in ROLL, where no expert moves"
                 raise InvalidInput.of("relibra.reorder", expected=expected, got=settings.reorder)
             beside = "" if optimizer is not None else nearest_job_id(self.worker.cluster_name or "reference")
-            self.passes = attach_job(replace(settings, reorder="never"), layers, models, optimizer, beside=beside)
+            self.passes = attach_job(settings, layers, models, optimizer, beside=beside, moves=False)
             self.forward_backward_func = self._in_a_pass(vars(self)["forward_backward_func"])
 
         def train_step(self, *args: Any, **kwargs: Any) -> Any:

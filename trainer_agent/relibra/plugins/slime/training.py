@@ -4,7 +4,6 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -77,9 +76,8 @@ class BalancedTraining:
             if not self._is_critic:
                 self.observer = observe_megatron(self._settings, self._layers, chunks, optimizer)
             return
-        settings = replace(self._settings, reorder="never") if self._is_critic else self._settings
-        beside = "critic" if self._is_critic else ""
-        self.passes = attach_job(settings, self._layers, chunks, optimizer, beside=beside)
+        beside, moves = "critic" if self._is_critic else "", not self._is_critic
+        self.passes = attach_job(self._settings, self._layers, chunks, optimizer, beside=beside, moves=moves)
         if self._is_critic:
             return
         self._others = OtherModels(self.passes, self._args)
