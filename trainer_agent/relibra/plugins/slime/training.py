@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -48,9 +49,7 @@ class BalancedTraining:
         self._settings = PluginSettings.read(
             getattr(args, "relibra", None) or {},
             os.environ,
-            default_job=job_name(
-                getattr(args, "wandb_project", None), getattr(args, "wandb_group", None), default=framework.name
-            ),
+            default_job=_job_name(args, framework.name),
         )
         if self._settings.mode is Mode.BALANCE:
             framework.check(args)
@@ -253,3 +252,10 @@ class BalancedTraining:
             return self._batches(training_step)
 
         self.passes.begin(phase, batch, key=(self._rollout, training_step))
+
+
+def _job_name(args: Any, default: str) -> str:
+    """Return the names that W&B gets, or that of the folder of checkpoints."""
+    folder = Path(getattr(args, "save", None) or "").name
+    of_tracker = (getattr(args, name, None) for name in ("wandb_project", "wandb_group"))
+    return job_name(*of_tracker, default=job_name(folder, default=default))
