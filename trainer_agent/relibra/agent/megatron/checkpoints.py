@@ -19,7 +19,7 @@ class NotStored(LocalNonpersistentObject):  # type: ignore[misc]
     """Wraps an object that a checkpoint does not store and that a load puts beside the weights."""
 
     key = ""
-    """ms-swift before 4.5.3 rewrites the key of every entry, and lacks a check for those without one."""
+    """ms-swift before 4.5.3 rewrites the key of every entry, also of those that have none."""
 
 
 _MADE_FOR_ONE_SAVE = {
