@@ -60,12 +60,14 @@ def newest(folder: Path) -> Iterator[str]:
 def release_before(package: str, folder: Path) -> str:
     """Install the release before that of the environment with the frameworks into a folder; return its version."""
     python = str(Path(os.environ["RELIBRA_FRAMEWORKS_VENV"]).resolve() / "bin" / "python")
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "-q"]
+    pip = [python, "-m", "pip", "--disable-pip-version-check"]
     said = subprocess.run([*pip, "index", "versions", package], check=True, stdout=subprocess.PIPE, text=True).stdout
     (installed,) = re.findall(r"INSTALLED:\s*(\S+)", said)
     released = re.findall(r"[^\s,]+", re.findall(r"Available versions: (.*)", said)[0])
     version: str = released[released.index(installed) + 1]
-    subprocess.run([*pip, "install", "--no-deps", "--target", str(folder), f"{package}=={version}"], check=True)
+    subprocess.run(
+        [*pip, "install", "--quiet", "--no-deps", "--target", str(folder), f"{package}=={version}"], check=True
+    )
     return version
 
 
