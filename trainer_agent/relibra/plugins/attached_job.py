@@ -22,6 +22,7 @@ from relibra.plugins.host_copy import keep_host_copy
 from relibra.plugins.kept_log import keep_log
 from relibra.plugins.model_sizes import measure_sizes
 from relibra.plugins.nodes import cluster_of, gather_hosts
+from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.plan_params import config_of, homes_stay, plan_params
 from relibra.plugins.planned_passes import PlannedPasses
 from relibra.plugins.rollout_job import RolloutJob, publish
@@ -64,6 +65,8 @@ def attach_job(
     registered. A planner that is away is no error: the job trains without plans until the planner is back. An embedded
     planner is started first.
 
+    A job that observes gets no agent: what its policy routes is counted, and other models stay as they are.
+
     Args:
         settings: the settings of the plug-in.
         layers: the layers of the model.
@@ -83,7 +86,8 @@ def attach_job(
     from megatron import core
     from megatron.core import parallel_state
 
-    assert settings.mode is Mode.BALANCE, "a job that observes has no agent"
+    if settings.mode is Mode.OBSERVE:
+        return BalancedPasses() if beside else observe_megatron(settings, layers, chunks, optimizer)
     keep_log()
     settings = embedded.resolve_planner(settings)
     if beside:

@@ -14,7 +14,6 @@ from relibra.plugins.areal.recovery import StateByExpert
 from relibra.plugins.attached_job import attach_job
 from relibra.plugins.balanced_passes import BalancedPasses, within
 from relibra.plugins.logical_export import Renamed
-from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.points import check_points
 from relibra.plugins.settings import Mode, PluginSettings
 from relibra.routing.model_config import layers_of_config
@@ -52,13 +51,10 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
         super().initialize(*args, **kwargs)
         settings = PluginSettings.read({}, os.environ, default_job="areal", may_pack=False)
         layers = layers_of_config(self.hf_config.get_text_config().to_dict())
-        if settings.mode is Mode.OBSERVE:
-            if not self.beside:
-                self.observer = observe_megatron(settings, layers, list(self.model), self.optimizer)
-            return
-        if self.config.use_lora:
+        is_balanced = settings.mode is Mode.BALANCE
+        if is_balanced and self.config.use_lora:
             raise Unsupported("expected actor.use_lora=false, because each rank of AReaL trains other adapters")
-        if self.enable_tree_training:
+        if is_balanced and self.enable_tree_training:
             raise Unsupported("expected enable_tree_training=false, because relibra does not plan for trees")
         self.passes = attach_job(
             settings, layers, list(self.model), self.optimizer, beside=self.beside, moves=not self.beside

@@ -18,7 +18,6 @@ from relibra.plugins.balanced_passes import BalancedPasses, within
 from relibra.plugins.ms_swift import points
 from relibra.plugins.ms_swift.batch import names, rank_batch, routings
 from relibra.plugins.ms_swift.rollout import report_finished
-from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.points import check_points
 from relibra.plugins.rollout_job import RolloutJob
 from relibra.plugins.rollout_stream import RolloutStream
@@ -65,12 +64,9 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
         self._waiting: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
         """The micro-batches whose log-probabilities are to be computed."""
         layers = read_model_config(self.hf_model_dir)
-        if settings.mode is Mode.OBSERVE:
-            self.observer = observe_megatron(settings, layers, self.wrapped_models, self.optimizer)
-            return
         unplanned = ["the teacher"] if self.teacher_models else []
         self.passes = attach_job(settings, layers, self.wrapped_models, self.optimizer, unplanned=unplanned)
-        if args.router_replay_mode == "R3" and self.vllm_mode == "colocate":
+        if self.passes.agent is not None and args.router_replay_mode == "R3" and self.vllm_mode == "colocate":
             report_finished(self.engine.engine, RolloutStream(self._rollout_job), self._is_training)
         if self.beta and self.ref_models:
             self.reference = attach_job(settings, layers, self.ref_models, None, beside="reference", moves=False)

@@ -28,9 +28,8 @@ class BalancedReferenceWorker(megatron_worker.MegatronRefWorkerBase):  # type: i
         """
         super().init_model(*args, **kwargs)
         settings = PluginSettings.read({}, os.environ, default_job="skyrl", may_pack=False)
-        if settings.mode is Mode.OBSERVE:
-            return
-        check_settings(self.cfg, self.cfg.ref.megatron_config, self.provider)
+        if settings.mode is Mode.BALANCE:
+            check_settings(self.cfg, self.cfg.ref.megatron_config, self.provider)
         layers = layers_of_config(self.strategy.hf_config.get_text_config().to_dict())
         self.passes = attach_job(settings, layers, self.actor_module, None, beside="reference", moves=False)
 

@@ -14,7 +14,6 @@ from relibra.agent import Phase
 from relibra.errors import Unsupported
 from relibra.plugins.attached_job import attach_job, parallel_layout
 from relibra.plugins.balanced_passes import BalancedPasses
-from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.settings import Mode, PluginSettings, job_name
 from relibra.plugins.slime.framework import Batches, Framework, config_file
 from relibra.plugins.slime.other_models import OtherModels
@@ -71,19 +70,14 @@ class BalancedTraining:
     def attach(self, role: str, chunks: Sequence[Any], optimizer: Any) -> None:
         """Collective over all ranks: register the job, and attach an agent to the actor or critic that was built."""
         self._is_critic = role == "critic"
-        if self._settings.mode is Mode.OBSERVE:
-            if not self._is_critic:
-                self.observer = observe_megatron(self._settings, self._layers, chunks, optimizer)
-            return
         beside, moves = "critic" if self._is_critic else "", not self._is_critic
         self.passes = attach_job(self._settings, self._layers, chunks, optimizer, beside=beside, moves=moves)
-        if self._is_critic:
+        if self._is_critic or self.passes.agent is None:
             return
         self._others = OtherModels(self.passes, self._args)
         if self.passes.mover is not None:
             # Megatron's default, dp_reshardable, stores optimizer state by place.
             self._args.dist_ckpt_optim_fully_reshardable = True
-        assert self.passes.agent is not None
         listen_to_replays(self.passes.agent, chunks, self._replaying)
         if self._settings.pack:
             check_packable(parallel_layout(), self.passes.planned.cluster)

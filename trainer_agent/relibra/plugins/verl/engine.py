@@ -11,7 +11,6 @@ from relibra.agent import Agent, Phase
 from relibra.errors import Unsupported
 from relibra.plugins.attached_job import attach_job
 from relibra.plugins.balanced_passes import BalancedPasses, replace_attribute, within
-from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.settings import Mode, PluginSettings
 from relibra.plugins.verl import sent
 from relibra.plugins.verl.batch import rank_batch
@@ -76,12 +75,8 @@ def balanced(engine: type[Any], beside: str = "") -> type[Any]:
                 relibra_section(configuration), os.environ, default_job=default_job(configuration)
             )
             super().initialize(*args, **kwargs)
-            if settings.mode is Mode.OBSERVE:
-                if not model:
-                    layers = read_model_config(self.model_config.local_path)
-                    self.observer = observe_megatron(settings, layers, self.module, self.optimizer)
-                return
-            check_settings(self.engine_config)
+            if settings.mode is Mode.BALANCE:
+                check_settings(self.engine_config)
             with self._on_device():
                 self.passes = attach_job(
                     settings,
