@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,17 @@ def frameworks_python() -> str:
     return str(ENVIRONMENT / "bin" / "python")
 
 
-def ranks_of(framework: str, *folders: str, module: str = "ranks", main: str | None = None) -> Any:
+def ranks_of(
+    framework: str, *folders: str, module: str | None = None, main: str | None = None, pinned: Sequence[str] = ()
+) -> Any:
     """Return a fixture that runs the ranks of a framework once, plain and with the plug-in.
 
     Args:
         framework: the wing of the harness.
         folders: folders of checkouts from which the ranks import; those of the environment if there are none.
-        module: the module of the wing that runs them.
+        module: the module of the wing that runs them; by default, the scenarios on two ranks.
         main: the folder of a checkout of the framework's main branch. The ranks run a second time with it.
+        pinned: folders of what that branch pins, from which these ranks import too, where they are there.
     """
 
     @pytest.fixture(scope="session", params=None if main is None else ["released", "main"])
@@ -42,24 +46,32 @@ def ranks_of(framework: str, *folders: str, module: str = "ranks", main: str | N
         shared_planner: Service,  # noqa: F811
         tmp_path_factory: pytest.TempPathFactory,
     ) -> FrameworkRun:
-        wanted = [*folders, main] if main is not None and request.param == "main" else [*folders]
+        is_main = main is not None and request.param == "main"
+        wanted = [*folders, main] if is_main else [*folders]
         sources = [found for each in wanted if (found := frameworks.checkout(each)) is not None]
         if len(sources) < len(wanted):
             pytest.skip(frameworks.reason(next(each for each in wanted if frameworks.checkout(each) is None)))
+        sources += [found for each in pinned if is_main and (found := frameworks.checkout(each)) is not None]
         folder = tmp_path_factory.mktemp(framework)
-        return framework_runs.run(frameworks_python, f"harness.{framework}.{module}", folder, shared_planner, *sources)
+        of_wing = f"harness.{framework}.{module}"
+        process, arguments = (of_wing, ()) if module else ("harness.framework_process", (framework,))
+        return framework_runs.run(frameworks_python, process, folder, shared_planner, *sources, arguments=arguments)
 
     return run
 
 
-verl_engines = ranks_of("verl", main="verl")
+verl_engines = ranks_of("verl", module="ranks", main="verl")
 verl_under_ray = ranks_of("verl", module="under_ray")
-skyrl_workers = ranks_of("skyrl", main="SkyRL")
+skyrl_workers = ranks_of(
+    "skyrl",
+    main="SkyRL",
+    pinned=[f"{frameworks.PINNED['megatron-bridge']}/src", frameworks.PINNED["megatron-core"]],
+)
 skyrl_under_ray = ranks_of("skyrl", module="under_ray")
 slime_under_ray = ranks_of("slime", "slime", module="under_ray")
 areal_engines = ranks_of("areal", main="AReaL")
 ms_swift_trainers = ranks_of("ms_swift", main="ms-swift")
-bridge_ranks = ranks_of("bridge")
+bridge_ranks = ranks_of("bridge", module="ranks")
 nemo_rl_workers = ranks_of("nemo_rl", "NeMo-RL", f"{frameworks.BRIDGE}/src", frameworks.MEGATRON)
 roll_workers = ranks_of("roll", "ROLL", "ROLL/mcore_adapter/src")
 

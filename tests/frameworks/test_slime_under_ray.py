@@ -11,7 +11,7 @@ NUM_SENT = 87
 def test_every_pass_is_planned_in_actors_of_ray(slime_under_ray: Any) -> None:
     for rank, result in enumerate(slime_under_ray.of("planned")):
         assert result["ranks"] == [rank, rank, 2]
-        assert result["job"] == "slime"
+        assert result["job"] == "Qwen3-30B-A3B_slime"  # the folder of its checkpoints
         assert result["cluster"] == [1, 2, 1]  # nodes, GPUs of each, EP groups
         # Two training steps, each with a pass over old log-probabilities before.
         assert len(result["outcomes"]) == 4
@@ -41,7 +41,7 @@ def test_L5_actors_that_slime_ends_and_starts_again_are_planned_again(slime_unde
 
 
 def test_S9_the_log_of_ray_names_no_model_as_unplanned_beside_a_reference(slime_under_ray: Any) -> None:
-    assert "relibra balances job slime: 3 MoE layers of 6 experts" in slime_under_ray.log
+    assert "relibra balances job Qwen3-30B-A3B_slime: 3 MoE layers of 6 experts" in slime_under_ray.log
     assert "relibra plans no pass of" not in slime_under_ray.log
 
 

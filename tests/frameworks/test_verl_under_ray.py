@@ -13,7 +13,7 @@ def test_every_pass_is_planned_with_what_the_plug_in_finds_in_actors_of_ray(verl
     for rank, result in enumerate(verl_under_ray.of("planned")):
         launch = result["launches"][0]
         assert launch["engine"] == "BalancedEngine"
-        assert (launch["rank"], launch["devices"]) == (str(rank), str(rank))
+        assert (launch["ranks"][0], launch["devices"]) == (rank, str(rank))
         assert (launch["job"], launch["slots"]) == SETTINGS
         assert launch["cluster"] == [1, 2, 1]  # nodes, GPUs of each, EP groups
         assert len(launch["outcomes"]) == 4

@@ -10,12 +10,13 @@ import importlib.util
 import sys
 import typing
 from abc import ABCMeta
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -46,6 +47,21 @@ def install(*imported: str) -> None:
 def import_stand_ins(*packages: str) -> None:
     """Have packages that are imported and not used be found, installed or not."""
     sys.meta_path.insert(0, _Finder(packages))
+
+
+def leaving_nothing(move: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that moves tensors with `Tensor.to`, and leaves no numbers where they were, as on a GPU."""
+
+    def moved(tensor: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        elsewhere = tensor.clone()
+        tensor.fill_(torch.nan)
+        return elsewhere
+
+    def run(*args: Any) -> None:
+        with mock.patch.object(torch.Tensor, "to", moved):
+            move(*args)
+
+    return run
 
 
 def use_local_layers(bridge: Any) -> None:

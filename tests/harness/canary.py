@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.frameworks import BRIDGE, CHECKOUTS, MEGATRON, ON_THE_INDEX, VARIABLE, check_out, git
+from harness.frameworks import CHECKOUTS, ON_THE_INDEX, VARIABLE, check_out, check_out_pins, git
 
 _PLUGINS, _SIGNATURES = "tests/frameworks/test_plugins.py", "tests/plugins/test_signatures.py"
 _SLIME, _PATCHES = "tests/distributed/test_slime_plugin.py", "tests/frameworks/test_upstream_patches.py"
@@ -30,8 +30,6 @@ TESTS = {
 """By framework, the arguments of pytest for the tests that run its checkout."""
 _PACKAGES = {"verl": "verl", "ms-swift": "ms-swift"}
 """The frameworks of which an earlier release is on the index, and is not refused by name."""
-_SUBMODULES = {BRIDGE: "NeMo-RL", MEGATRON: BRIDGE}
-"""What a framework pins, by the checkout that pins it."""
 _SUMMARY = re.compile(r"^(?:FAILED|ERROR) (\S+)(?: - (.*))?$", re.M)
 _SKIPPED = re.compile(r"^SKIPPED .*?: (needs .*|no environment.*)$", re.M)
 
@@ -47,16 +45,12 @@ class Finding(NamedTuple):
 
 
 def newest(folder: Path) -> Iterator[str]:
-    """Check out the main branches, and what NeMo-RL's pins; yield the frameworks that could be fetched."""
+    """Check out the main branches, and what they pin; yield the frameworks that could be fetched."""
     addresses = {name: address for name, (address, _) in CHECKOUTS.items()} | ON_THE_INDEX
     for name, address in addresses.items():
-        pinned_by = _SUBMODULES.get(name)
         try:
-            commit = "HEAD"
-            if pinned_by is not None:
-                place = str(Path(name).relative_to(pinned_by))
-                commit = git(folder / pinned_by, "ls-tree", "--object-only", "HEAD", place).strip()
-            check_out(folder / name, address, commit)
+            check_out(folder / name, address, "HEAD")
+            check_out_pins(folder, name)
         except subprocess.CalledProcessError as error:
             print(f"{name}: not fetched: {error}", file=sys.stderr)
         else:
@@ -66,12 +60,14 @@ def newest(folder: Path) -> Iterator[str]:
 def release_before(package: str, folder: Path) -> str:
     """Install the release before that of the environment with the frameworks into a folder; return its version."""
     python = str(Path(os.environ["RELIBRA_FRAMEWORKS_VENV"]).resolve() / "bin" / "python")
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "-q"]
+    pip = [python, "-m", "pip", "--disable-pip-version-check"]
     said = subprocess.run([*pip, "index", "versions", package], check=True, stdout=subprocess.PIPE, text=True).stdout
     (installed,) = re.findall(r"INSTALLED:\s*(\S+)", said)
     released = re.findall(r"[^\s,]+", re.findall(r"Available versions: (.*)", said)[0])
     version: str = released[released.index(installed) + 1]
-    subprocess.run([*pip, "install", "--no-deps", "--target", str(folder), f"{package}=={version}"], check=True)
+    subprocess.run(
+        [*pip, "install", "--quiet", "--no-deps", "--target", str(folder), f"{package}=={version}"], check=True
+    )
     return version
 
 
@@ -79,7 +75,7 @@ def examine(name: str, folder: Path, version: str) -> Finding:
     """Run the tests of a framework on what the folder has of it."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--numprocesses", "0", "-q", "-rfEs", *TESTS[name]],
-        env=os.environ | {VARIABLE: str(folder)},
+        env=os.environ | {VARIABLE: str(folder), "COLUMNS": "400"},  # or pytest leaves out why a test failed
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -94,17 +94,13 @@ def nemo_batch(data_rank: int) -> NemoBatch:
     return batch
 
 
-def skyrl_batches(data_rank: int, *, is_packed: bool = True) -> list[dict[str, Any]]:
-    """Return two micro-batches as SkyRL hands them to its `MegatronModelWrapper`, padded on the left.
-
-    In 0.4.0 the routes are a `PackedTensor`; older versions pad them, too.
-    """
+def skyrl_batches(data_rank: int) -> list[dict[str, Any]]:
+    """Return two micro-batches as SkyRL hands them to its `MegatronModelWrapper`: padded on the left, packed routes."""
     routed, mask = padded(data_rank, is_left=True)
     batches: list[dict[str, Any]] = []
     for of_batch, of_mask in zip(routed.split(2), mask.split(2), strict=True):
-        if is_packed:
-            offsets = torch.cat([torch.zeros(1, dtype=torch.int32), of_mask.sum(dim=1).cumsum(0).to(torch.int32)])
-            of_batch = SimpleNamespace(values=of_batch[of_mask.bool()], cu_seqlens=offsets)
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int32), of_mask.sum(dim=1).cumsum(0).to(torch.int32)])
+        of_batch = SimpleNamespace(values=of_batch[of_mask.bool()], cu_seqlens=offsets)
         tokens = torch.arange(of_mask.numel()).view(of_mask.shape) + 1000 * (len(batches) + 1) * (data_rank + 1)
         batches.append({"rollout_expert_indices": of_batch, "attention_mask": of_mask, "sequences": tokens})
     return batches

@@ -32,11 +32,6 @@ class FrameworkRun:
         ]
         self.log = log
 
-    def check(self, scenario: str, scenarios: Sequence[str]) -> None:
-        """Check that no rank failed in a scenario, and that the run has these scenarios and no others."""
-        self.of(scenario)
-        assert {name for by_rank in self._by_world for results in by_rank for name in results} <= set(scenarios)
-
     def of(self, scenario: str) -> list[dict[str, Any]]:
         """Return one result per rank. The test fails if a rank raised or did not reach the scenario."""
         for by_rank in self._by_world:
@@ -46,23 +41,27 @@ class FrameworkRun:
                     pytest.fail(f"{scenario} raised:\n{result['error']}")
             if by_rank and all(scenario in results for results in by_rank):
                 return [results[scenario] for results in by_rank]
-        pytest.fail(f"{scenario} did not finish; end of the log:\n{self.log[-3000:]}")
+        last = self.log.strip().rpartition("\n")[2]
+        pytest.fail(f"did not finish: {last}\nend of the log:\n{self.log[-3000:]}")
 
 
-def run(python: str, module: str, folder: Path, planner: Service, *sources: Path) -> FrameworkRun:
+def run(
+    python: str, module: str, folder: Path, planner: Service, *sources: Path, arguments: Sequence[str] = ()
+) -> FrameworkRun:
     """Run a module of the harness that runs ranks; return what they computed.
 
     Args:
         python: the interpreter of the environment.
-        module: the module; its arguments are a folder and the address of a planner.
+        module: the module; its first arguments are a folder and the address of a planner.
         folder: where the ranks write.
         planner: plans for the ranks.
         sources: folders from which the ranks import packages before all others.
+        arguments: more arguments.
     """
     environment = child_process.environment(OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1", CUDA_VISIBLE_DEVICES="")
     environment["PYTHONPATH"] = os.pathsep.join([*map(str, sources), environment["PYTHONPATH"]])
     log = folder / "log"
-    run_to_log([python, "-m", module, str(folder), planner.address], log, environment, DEADLINE_S)
+    run_to_log([python, "-m", module, str(folder), planner.address, *arguments], log, environment, DEADLINE_S)
     return FrameworkRun(folder, log.read_text())
 
 

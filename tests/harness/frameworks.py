@@ -6,6 +6,7 @@ The tests find them by `RELIBRA_FRAMEWORKS=DIR`, and are skipped without it.
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 BRIDGE = "NeMo-RL/3rdparty/Megatron-Bridge-workspace/Megatron-Bridge"
@@ -16,9 +17,6 @@ CHECKOUTS = {
     "verl": ("https://github.com/verl-project/verl", "1dda039b9c6311889a9c9a26040677e1254814f9"),
     "NeMo-RL": ("https://github.com/NVIDIA-NeMo/RL", "7ea279abfbeb698b092856d0dab61e7cf39bc909"),
     "ROLL": ("https://github.com/alibaba/ROLL", "8eb27cc2dc34c4d1310b169d9b86d339004d811a"),
-    # What NeMo-RL pins, where it looks for it.
-    BRIDGE: ("https://github.com/NVIDIA-NeMo/Megatron-Bridge", "8c46dc4259080c510b7455f43e836fdff222c5d3"),
-    MEGATRON: ("https://github.com/NVIDIA/Megatron-LM", "14346b65a2d0790e451919858f7771078105c5f0"),
 }
 """The repository and the commit of each framework."""
 ON_THE_INDEX = {
@@ -27,6 +25,10 @@ ON_THE_INDEX = {
     "ms-swift": "https://github.com/modelscope/ms-swift",
 }
 """The repositories of the frameworks whose releases the environment has; only `harness.canary` checks them out."""
+SUBMODULES = {BRIDGE: "NeMo-RL", MEGATRON: BRIDGE}
+"""What a framework pins, by the checkout that pins it, which also says where to get it."""
+PINNED = {name: f"SkyRL/pinned/{name}" for name in ("megatron-bridge", "megatron-core")}
+"""Where the packages are that SkyRL's main branch pins by a commit, if it does. They need not fit the environment's."""
 VARIABLE = "RELIBRA_FRAMEWORKS"
 
 
@@ -54,6 +56,28 @@ def check_out(target: Path, address: str, commit: str) -> None:
     git(target, "checkout", "-q", "FETCH_HEAD")
 
 
+def check_out_pins(folder: Path, name: str) -> None:
+    """Check out what a framework pins, where tests look for it.
+
+    Args:
+        folder: the folder of all checkouts.
+        name: the framework, which is there.
+
+    Raises:
+        CalledProcessError: git fails, for example because there is no network.
+    """
+    for place, pinned_by in SUBMODULES.items():
+        if place.startswith(f"{name}/"):
+            relative = str(Path(place).relative_to(pinned_by))
+            git(folder / pinned_by, "submodule", "--quiet", "update", "--init", "--depth", "1", relative)
+    for package, place in PINNED.items():
+        if place.startswith(f"{name}/"):
+            project = tomllib.loads((folder / name / "pyproject.toml").read_text())
+            source = project["tool"]["uv"]["sources"].get(package, {})
+            if "rev" in source:
+                check_out(folder / place, source["git"], source["rev"])
+
+
 def git(folder: Path, *arguments: str) -> str:
     """Run git in a folder; return what it prints."""
     return subprocess.run(["git", "-C", str(folder), *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -64,4 +88,5 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     for name, (address, commit) in CHECKOUTS.items():
         check_out(Path(sys.argv[1], name), address, commit)
+        check_out_pins(Path(sys.argv[1]), name)
         print(f"{name}: {commit} in {Path(sys.argv[1], name)}")

@@ -1,8 +1,8 @@
-"""What mbridge needs of a machine with GPUs, stood in for on the CPU.
+"""What mbridge, and mcore-bridge alike, needs of a machine with GPUs, stood in for on the CPU.
 
-mbridge builds models of Transformer Engine's layers, and it knows parameters by the names that they have there: experts
-are grouped products, and the norm before attention is a part of the product that follows. The layers here are
-megatron's own, and parameters have these names.
+They build models of Transformer Engine's layers, and know parameters by the names that they have there: experts are
+grouped products, and the norm before attention is a part of the product that follows. The layers here are megatron's
+own, and parameters have these names.
 """
 
 from collections.abc import Mapping
@@ -23,6 +23,7 @@ class NormedColumnParallelLinear(ColumnParallelLinear):
     def __init__(self, input_size: int, *args: Any, config: Any, **options: Any) -> None:
         super().__init__(input_size, *args, config=config, **options)
         self.layer_norm_weight = torch.nn.Parameter(torch.ones(input_size, dtype=config.params_dtype))
+        self.layer_norm_weight.sequence_parallel = config.sequence_parallel
 
     def forward(self, tokens: torch.Tensor, *args: Any, **options: Any) -> Any:
         """Return the product of the normed tokens."""
@@ -36,15 +37,15 @@ def install() -> None:
     """Let mbridge build its models of these layers. Call it after `megatron_on_cpu.install`."""
     from mbridge.core import llm_bridge, util
 
-    llm_bridge.get_gpt_decoder_block_spec = _block_spec
+    llm_bridge.get_gpt_decoder_block_spec = block_spec
     # mbridge 0.15.1 asks whether a model is of a kind that megatron-core 0.19 does not have any more.
     util.ModelType = SimpleNamespace(encoder_and_decoder=None)
 
 
-def _block_spec(config: Any, use_transformer_engine: bool, vp_stage: int | None = None) -> Any:
-    spec = get_gpt_decoder_block_spec(
-        config, use_transformer_engine=False, normalization=config.normalization, vp_stage=vp_stage
-    )
+def block_spec(config: Any, use_transformer_engine: bool, **options: Any) -> Any:
+    """Return megatron's own layers, as `get_gpt_decoder_block_spec` does, with these names."""
+    own = {"normalization": config.normalization} | options
+    spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, **own)
     for each in spec.layer_specs:
         each.submodules.input_layernorm = IdentityOp
         each.submodules.self_attention.submodules.linear_qkv = NormedColumnParallelLinear

@@ -49,6 +49,11 @@ class Rank:
     """The address of a planner."""
 
 
+def set_environment(planner: str, job: str) -> None:
+    """Set what a user sets: the planner and the name of the job."""
+    os.environ.update(RELIBRA_PLANNER=planner, RELIBRA_JOB=job)
+
+
 Scenario = Callable[[Rank], None]
 """Acts and asserts on one rank; its docstring says what holds."""
 
@@ -170,8 +175,6 @@ def check_nothing_moves(export: Callable[[], Exported]) -> None:
 class Plugin:
     """A framework on one rank."""
 
-    environment: Callable[[str, str], None]
-    """Sets what a user sets: the planner and the name of the job."""
     build: Callable[..., Any]
     """Builds an engine at a `Rank`, with the plug-in if `balanced`; takes options of the framework."""
     train: Callable[..., Trained]
@@ -210,7 +213,7 @@ class Contract:
 
     def S5_all_is_that_of_the_framework_alone_when_experts_move_before_every_pass(self, at: Rank) -> None:
         """Losses, gradient norms, log-probabilities and exported weights are those of the framework alone."""
-        self.plugin.environment(AWAY, "scripted")
+        set_environment(AWAY, "scripted")
         with moving(at, self.plugin.num_passes) as outcomes:
             self.moved = self.plugin.build(at, balanced=True)
             trained = self.plugin.train(at, self.moved)
@@ -225,7 +228,7 @@ class Contract:
     def S5_lora_is_that_of_the_framework_alone_when_experts_move_before_every_pass(self, at: Rank) -> None:
         """The experts of a layer share an adapter, and their own weights are frozen."""
         alone = self.plugin.train(at, self.plugin.build(at, balanced=False, is_adapted=True))
-        self.plugin.environment(AWAY, "adapted")
+        set_environment(AWAY, "adapted")
         with moving(at, self.plugin.num_passes) as outcomes:
             engine = self.plugin.build(at, balanced=True, is_adapted=True)
             trained = self.plugin.train(at, engine)
@@ -238,7 +241,7 @@ class Contract:
 
     def L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in(self, at: Rank) -> None:
         """The planner is away: no pass has a plan or waits for one, and all is that of the framework alone."""
-        self.plugin.environment(AWAY, "away")
+        set_environment(AWAY, "away")
         with noted_outcomes() as outcomes:
             trained = self.plugin.train(at, self.plugin.build(at, balanced=True))
         assert outcomes
@@ -247,7 +250,7 @@ class Contract:
 
     def S5_a_job_that_observes_trains_as_the_framework_alone_and_reports_its_loads(self, at: Rank) -> None:
         """With `mode=observe` no expert moves or is copied, and every update reports what the routers chose."""
-        self.plugin.environment(at.planner, "observed")
+        set_environment(at.planner, "observed")
         reports: list[ExecutionReport] = []
         plain = Session.report
 
@@ -265,7 +268,7 @@ class Contract:
     def checkpoints_are_the_frameworks_own_unless_experts_may_move(self, at: Rank) -> None:
         """On one machine they are; on several they are not, unless the user wants no expert to move."""
         for machines, reorder, is_own in ((1, "auto", True), (2, "auto", False), (2, "never", True)):
-            self.plugin.environment(AWAY, "stored")
+            set_environment(AWAY, "stored")
             with (
                 mock.patch.dict(os.environ, RELIBRA_REORDER=reorder),
                 mock.patch.object(socket, "gethostname", return_value=f"node-{at.number % machines}"),
@@ -299,7 +302,7 @@ class Contract:
     ) -> list[StepOutcome]:
         """Run a job with a real planner; check that all is that of the framework alone, and return the outcomes."""
         alone = self.plugin.train(at, self.plugin.build(at, balanced=False, **of_build), **of_train)
-        self.plugin.environment(at.planner, job)
+        set_environment(at.planner, job)
         with noted_outcomes(awaits_history=awaits_history, job=job) as outcomes:
             engine = self.plugin.build(at, balanced=True, **of_build)
             trained = self.plugin.train(at, engine, **of_train)

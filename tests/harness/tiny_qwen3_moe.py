@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 NUM_LAYERS, NUM_EXPERTS, TOP_K = 2, 8, 2
 OFF_ON_CPU = (
@@ -18,6 +20,13 @@ OFF_ON_CPU = (
     "bias_dropout_fusion",
 )
 """Settings of megatron's transformer that need a GPU."""
+
+
+def random_routes(rng: np.random.Generator, num_rows: int, num_layers: int = NUM_LAYERS) -> NDArray[np.int64]:
+    """Return rows of routing `[T, L, K]`, in which the first experts have most tokens."""
+    chance_E = np.array([8, 4, 2, 1, 1, 1, 1, 1.0]) / 19
+    rows = [rng.choice(NUM_EXPERTS, TOP_K, replace=False, p=chance_E) for _ in range(num_rows * num_layers)]
+    return np.reshape(rows, (num_rows, num_layers, TOP_K))
 
 
 def save(folder: Path, num_layers: int = NUM_LAYERS, **sizes: Any) -> None:
@@ -43,6 +52,13 @@ def save(folder: Path, num_layers: int = NUM_LAYERS, **sizes: Any) -> None:
     }
     config = Qwen3MoeConfig(**(own | sizes))
     Qwen3MoeForCausalLM(config).save_pretrained(folder)
+
+
+def written(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the weights of a model that Hugging Face's files in a folder hold."""
+    from safetensors.torch import load_file
+
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
 def save_with_tokenizer(folder: Path, num_layers: int = NUM_LAYERS, **sizes: Any) -> None:

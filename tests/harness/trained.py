@@ -1,5 +1,6 @@
 """What a framework computes over several steps, and how it differs from what it computes with a plug-in."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,6 +85,16 @@ def note_outcomes(agent: Any) -> list[Result]:
 
     agent.begin_step = begin_step
     return noted
+
+
+def attachment(passes: Any) -> Result:
+    """Return what the plug-in has found in a process that Ray has started."""
+    planned, cluster = passes.planned, passes.planned.cluster
+    return {
+        "job": planned.settings.job,
+        "cluster": [cluster.num_nodes, cluster.gpus_per_node, cluster.num_ep_groups],
+        "ranks": [int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")],
+    }
 
 
 def wait_for_plans() -> None:

@@ -31,7 +31,7 @@ def test_the_configuration_counts_more_than_the_environment() -> None:
         "RELIBRA_PLAN_TIMEOUT_S": "5",
         "RELIBRA_PACK": "1",
         "RELIBRA_HARDWARE": "h200",
-        "RELIBRA_REORDER": "never",
+        "RELIBRA_REORDER": "Never",
         "RELIBRA_TRANSPORT": "symmetric",
         "RELIBRA_HOST_COPY": "true",
         "RELIBRA_MEMORY_BUDGET_GIB": "12.5",

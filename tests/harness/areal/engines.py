@@ -13,7 +13,7 @@ import torch.distributed as dist
 from areal.engine.megatron_engine import MegatronEngine
 
 from harness.skyrl.workers import RANKS, seed
-from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
+from harness.tiny_qwen3_moe import random_routes
 from harness.trained import ADAM_EPS
 
 NUM_SAMPLES, MAX_LENGTH = 4, 12
@@ -118,11 +118,10 @@ def generate(client: type[Any], data: Any) -> None:
     from areal.infra import RemoteInfEngine
 
     async def answer(_: Any, tokens: list[int]) -> Any:
-        rows = [rng.choice(NUM_EXPERTS, TOP_K, replace=False, p=skew) for _ in range((len(tokens) - 1) * NUM_LAYERS)]
-        routed = np.reshape(rows, (len(tokens) - 1, NUM_LAYERS * TOP_K)).astype(np.int32)
+        routed = random_routes(rng, len(tokens) - 1).reshape(len(tokens) - 1, -1).astype(np.int32)
         return ModelResponse(input_tokens=tokens[:2], output_tokens=tokens[2:], routed_experts=routed)
 
-    rng, skew = np.random.default_rng(7), np.array([8, 4, 2, 1, 1, 1, 1, 1.0]) / 19
+    rng = np.random.default_rng(7)
     with mock.patch.object(RemoteInfEngine, "agenerate", answer):
         built = client(InferenceEngineConfig(backend="sglang:d1", return_routed_experts=True))
         for tokens, attention in zip(data["input_ids"], data["attention_mask"], strict=True):

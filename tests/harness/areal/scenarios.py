@@ -12,7 +12,6 @@ from areal.api.cli_args import InferenceEngineConfig
 from areal.api.io_struct import SaveLoadMeta
 from areal.engine import megatron_engine
 from areal.engine.megatron_engine import MegatronPPOActor
-from safetensors.torch import load_file
 
 from harness import tiny_qwen3_moe
 from harness.areal import engines
@@ -31,8 +30,8 @@ from harness.plugin_contract import (
     named,
     noted_outcomes,
     refused,
+    set_environment,
 )
-from harness.skyrl.workers import environment
 from harness.trained import NUM_EXPORTED, ROUNDING, Trained, differing, relative, unequal
 from relibra.errors import Unsupported
 from relibra.integrations.areal import balanced as balanced_trainer
@@ -72,7 +71,6 @@ def train(at: Rank, engine: Any, rest: Callable[[], Any] = lambda: None) -> Trai
 
 CONTRACT = Contract(
     Plugin(
-        environment=environment,
         build=build,
         train=train,
         exported=engines.sent,
@@ -85,7 +83,7 @@ CONTRACT = Contract(
 def _written(engine: Any, folder: Path) -> dict[str, torch.Tensor]:
     """Save a checkpoint of Hugging Face; return what is in its files."""
     engine.save(SaveLoadMeta(path=str(folder), weight_format="hf", with_optim=False))
-    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+    return tiny_qwen3_moe.written(folder)
 
 
 def S5_a_checkpoint_of_hugging_face_has_every_expert_under_its_name_after_reorders(at: Rank) -> None:
@@ -96,11 +94,11 @@ def S5_a_checkpoint_of_hugging_face_has_every_expert_under_its_name_after_reorde
 def S5_mbridge_sends_saves_loads_and_recovers_every_expert_under_its_name_after_reorders(at: Rank) -> None:
     """mbridge is AReaL's default; AReaL's own tables name the weights that it sends, and its own code writes files."""
     alone = train(at, build(at, balanced=False, bridge="mbridge"))
-    environment(AWAY, "mbridge")
+    set_environment(AWAY, "mbridge")
     with moving(at, 2 * NUM_UPDATES + 4) as outcomes:
         engine = build(at, balanced=True, bridge="mbridge")
         assert type(engine.bridge).__module__ == "mbridge.models.qwen3moe"
-        of_file = load_file(at.folder / "model" / "model.safetensors")
+        of_file = tiny_qwen3_moe.written(at.folder / "model")
         engines.infer(engine, engines.batch(at.number, 0))  # moves experts and trains nothing
         assert unequal(engines.sent(engine), of_file) == []
         check_nothing_moves(lambda: engines.sent(engine))
@@ -129,7 +127,7 @@ def S5_mbridge_sends_saves_loads_and_recovers_every_expert_under_its_name_after_
 
 def S5_training_is_that_of_areal_alone_when_areal_offloads_everything(at: Rank) -> None:
     """With `enable_offload`, weights and optimizer state are away before each call, which brings them back."""
-    environment(AWAY, "offloaded")
+    set_environment(AWAY, "offloaded")
     memory = engines.PausedMemory()
     with (
         moving(at, 2 * NUM_UPDATES) as outcomes,
@@ -151,7 +149,7 @@ def S5_a_job_that_replays_nothing_is_planned_from_history(at: Rank) -> None:
 def S5_a_planner_plans_every_pass_from_what_the_rollout_reported(at: Rank) -> None:
     """AReaL's own client has reported all responses, and a pass over one that it did not is planned from history."""
     alone = train(at, build(at, balanced=False))
-    environment(at.planner, "areal-reported")
+    set_environment(at.planner, "areal-reported")
     os.environ |= {"RELIBRA_ATTEMPT": "this launch", MODEL_VARIABLE: str(at.folder / "model")}
     with noted_outcomes(job="areal-reported") as outcomes:
         engine = engines.build(ReportedPPOActor, at.folder / "model")
@@ -171,7 +169,7 @@ def S5_a_planner_plans_every_pass_from_what_the_rollout_reported(at: Rank) -> No
 
 def S5_the_reference_is_a_job_of_its_own_that_is_planned_from_history(at: Rank) -> None:
     """A real planner plans its passes from those before; log-probabilities are those of AReaL's own engine."""
-    environment(at.planner, "areal")
+    set_environment(at.planner, "areal")
     alone, balanced = (
         engines.build(engine, at.folder / "model", "mbridge", "ref") for engine in (MegatronPPOActor, BalancedReference)
     )
@@ -187,7 +185,7 @@ def the_trainer_creates_the_engines_of_the_plug_in(at: Rank) -> None:
     """It does so for actor and reference, here or in workers; a teacher gets AReaL's."""
     from areal.trainer.rl_trainer import PPOTrainer
 
-    environment(AWAY, "")
+    set_environment(AWAY, "")
     folder, roles = at.folder / "model", ("actor", "ref", "ref")
     actor, reference, teacher = (engines.configuration(folder, role=role) for role in roles)
     actor.scheduling_spec[0].env_vars["RELIBRA_PLANNER"] = "planner:7420"
@@ -217,7 +215,7 @@ def the_trainer_creates_the_client_of_the_plug_in_where_the_rollout_returns_rout
     """Its workers know the job; an evaluation has AReaL's client."""
     from areal.trainer import rl_trainer
 
-    environment("planner:7420", "")
+    set_environment("planner:7420", "")
     clients = list[Any]()
 
     class Trainer(rl_trainer.PPOTrainer):  # type: ignore[misc]

@@ -19,7 +19,7 @@ from harness.distributed.comparison import assert_active, assert_equal, balanced
 from harness.distributed.gpt_job import GptJob
 from harness.distributed.layout import EP2_EDP2, EP4
 from harness.distributed.observed import refusal
-from harness.plugin_contract import Rank, Scenario
+from harness.plugin_contract import Rank, named
 from relibra.agent.experts import GroupedExperts
 from relibra.planning import Cluster
 
@@ -46,7 +46,7 @@ def adapted(cluster: Cluster, **options: Any) -> Iterator[None]:
         yield
 
 
-def trains_as_bridge_alone(_: Rank) -> None:
+def S5_one_adapter_of_all_experts_trains_as_under_bridge_alone(_: Rank) -> None:
     """Experts move between nodes and inside them, and have replicas."""
     for layout, is_sharded in ((EP4, False), (EP2_EDP2, True)):
         with adapted(layout.cluster):
@@ -55,7 +55,7 @@ def trains_as_bridge_alone(_: Rank) -> None:
             assert_equal(got)
 
 
-def an_adapter_of_each_rank_goes_with_copies(_: Rank) -> None:
+def S5_an_adapter_of_each_rank_goes_with_copies(_: Rank) -> None:
     """Each rank trains an adapter of its own, as before Bridge 0.5.1. If experts move, relibra refuses it."""
     copies_alone: dict[str, Any] = {"experts": TARGETS, "homes_stay": True, "plan": {"move": False}}
     with (
@@ -69,7 +69,7 @@ def an_adapter_of_each_rank_goes_with_copies(_: Rank) -> None:
             assert compare(EP4.cluster, sharded=False, bf16=False, **copies_alone).worst["grad"] > 0.1
 
 
-def checkpoints_load_without_relibra(_: Rank) -> None:
+def S5_a_checkpoint_with_adapters_loads_without_relibra_after_reorders(_: Rank) -> None:
     """A checkpoint of a job whose experts have moved is that of Bridge alone."""
     options = TARGETS | {"num_experts": 8, "sharded": True, "bf16": False}
     with adapted(EP4.cluster):
@@ -88,7 +88,7 @@ def checkpoints_load_without_relibra(_: Rank) -> None:
         assert differing == [], differing
 
 
-def matrices_of_single_experts_are_refused(_: Rank) -> None:
+def S9_matrices_that_not_all_experts_share_are_refused(_: Rank) -> None:
     """What not all experts of a layer share, or what drifts apart, is refused by name."""
     matrix = "the parameter linear_fc1.adapter.linear_in.weight of the experts"
     for option in ({"share_expert_adapters": False}, {"experts_shared_outer_loras": True}):
@@ -101,9 +101,9 @@ def matrices_of_single_experts_are_refused(_: Rank) -> None:
     assert f"{matrix} with gradient_accumulation_fusion=True" in text, text
 
 
-SCENARIOS: dict[str, Scenario] = {
-    "S5_one_adapter_of_all_experts_trains_as_under_bridge_alone": trains_as_bridge_alone,
-    "S5_an_adapter_of_each_rank_goes_with_copies": an_adapter_of_each_rank_goes_with_copies,
-    "S5_a_checkpoint_with_adapters_loads_without_relibra_after_reorders": checkpoints_load_without_relibra,
-    "S9_matrices_that_not_all_experts_share_are_refused": matrices_of_single_experts_are_refused,
-}
+SCENARIOS = named(
+    S5_one_adapter_of_all_experts_trains_as_under_bridge_alone,
+    S5_an_adapter_of_each_rank_goes_with_copies,
+    S5_a_checkpoint_with_adapters_loads_without_relibra_after_reorders,
+    S9_matrices_that_not_all_experts_share_are_refused,
+)

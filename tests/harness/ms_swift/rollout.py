@@ -8,10 +8,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
+from harness.tiny_qwen3_moe import random_routes
 
 MAX_RESPONSE = 8
-_SKEW = np.array([8, 4, 2, 1, 1, 1, 1, 1.0])
 
 
 def install() -> None:
@@ -87,10 +86,7 @@ class Engine:
         tokenizer = self._template.tokenizer
         prompt = tokenizer(request.messages[-1]["content"], add_special_tokens=False)["input_ids"]
         tokens = self._rng.integers(2, 90, self._rng.integers(3, MAX_RESPONSE + 1)).tolist()
-        routed_TLK = np.zeros((len(prompt) + len(tokens) - 1, NUM_LAYERS, TOP_K), np.int16)
-        for row_LK in routed_TLK:
-            for layer in range(NUM_LAYERS):
-                row_LK[layer] = self._rng.choice(NUM_EXPERTS, TOP_K, replace=False, p=_SKEW / _SKEW.sum())
+        routed_TLK = random_routes(self._rng, len(prompt) + len(tokens) - 1).astype(np.int16)
         choice = ChatCompletionResponseChoice(
             index=0,
             message=ChatMessage(role="assistant", content=tokenizer.decode(tokens)),

@@ -1,15 +1,13 @@
 """Scenarios on two ranks: ms-swift's trainer of GRPO alone, and with the plug-in on the same rollouts."""
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-from safetensors.torch import load_file
-from swift.megatron.utils import megatron_lm_utils
 
+from harness import tiny_qwen3_moe
 from harness.ms_swift import trainers
 from harness.plugin_contract import (
     AWAY,
@@ -23,10 +21,9 @@ from harness.plugin_contract import (
     moving,
     named,
     noted_outcomes,
-    refused,
+    set_environment,
 )
 from harness.trained import ROUNDING, Trained, differing, relative
-from relibra.errors import Unsupported
 from relibra.wire.client import PlannerClient
 
 NUM_UPDATES = 3
@@ -56,7 +53,6 @@ def close(job: tuple[Any, Any]) -> None:
 
 CONTRACT = Contract(
     Plugin(
-        environment=trainers.environment,
         build=build,
         train=train,
         exported=lambda job: job[0].engine.received[-1],
@@ -69,7 +65,7 @@ CONTRACT = Contract(
 
 def S5_all_is_that_of_the_framework_alone_when_experts_move_before_every_pass(at: Rank) -> None:
     """So it is while ms-swift offloads everything during rollouts; the weights are those that each rollout got."""
-    trainers.environment(AWAY, "scripted")
+    set_environment(AWAY, "scripted")
     with moving(at, NUM_UPDATES) as outcomes:
         CONTRACT.moved = build(at, balanced=True, offload_model=True, offload_optimizer=True)
         trained = train(at, CONTRACT.moved, saves=True)
@@ -93,10 +89,7 @@ def S5_ms_swift_alone_loads_a_checkpoint_after_reorders(at: Rank) -> None:
     """Weights of both formats and Adam's moments are those of the job whose experts have moved."""
     trainer, alone, expected = CONTRACT.moved[0], CONTRACT.own[0], CONTRACT.alone.exports[-1]
     checkpoint = trainer.state.last_model_checkpoint
-    written = {
-        name: tensor for file in Path(checkpoint).glob("*.safetensors") for name, tensor in load_file(file).items()
-    }
-    assert differing(written, expected) == []
+    assert differing(tiny_qwen3_moe.written(Path(checkpoint)), expected) == []
     with torch.no_grad():
         for parameter in alone.unwrapped_models[0].parameters():
             parameter.zero_()
@@ -150,7 +143,7 @@ def S5_a_job_that_replays_nothing_is_planned_from_history(at: Rank) -> None:
 
 def S5_the_reference_is_a_job_of_its_own_that_is_planned_from_history(at: Rank) -> None:
     """A real planner plans its pass over each generation from those before, and no expert of it moves."""
-    trainers.environment(at.planner, "ms-swift-beside")
+    set_environment(at.planner, "ms-swift-beside")
     with noted_outcomes(awaits_history=True, job="ms-swift-beside-reference") as outcomes:
         job = build(at, balanced=True)
         trained = train(at, job)
@@ -159,20 +152,12 @@ def S5_the_reference_is_a_job_of_its_own_that_is_planned_from_history(at: Rank) 
     close(job)
 
 
-def S9_a_version_that_cannot_save_after_a_move_is_refused_where_experts_may_move(at: Rank) -> None:
-    """ms-swift 4.5.2 asks every entry of a checkpoint for its key."""
-
-    def ask(state: Any, *_: Any) -> None:
-        for entry in state["model"].values():
-            entry.key = entry.key.replace("base_layer.", "")
-
-    trainers.environment(AWAY, "unsaved")
-    with (
-        mock.patch.object(megatron_lm_utils, "_filter_adapter_state_dict", ask),
-        mock.patch.object(socket, "gethostname", return_value=f"node-{at.number}"),
-        refused(Unsupported, "expected ms-swift 4.5.3 or later where experts may move"),
-    ):
-        build(at, balanced=True)
+def a_job_that_nobody_names_has_the_name_of_its_output(at: Rank) -> None:
+    """It is the same after a restart, although ms-swift puts each start into a folder of its own there."""
+    set_environment(AWAY, "")
+    job = build(at, balanced=True)
+    assert job[0].passes.planned.settings.job == "output"
+    close(job)
 
 
 SCENARIOS = named(
@@ -187,5 +172,5 @@ SCENARIOS = named(
     CONTRACT.S5_a_job_that_observes_trains_as_the_framework_alone_and_reports_its_loads,
     CONTRACT.checkpoints_are_the_frameworks_own_unless_experts_may_move,
     CONTRACT.L1_a_job_whose_planner_is_away_trains_as_without_the_plug_in,
-    S9_a_version_that_cannot_save_after_a_move_is_refused_where_experts_may_move,
+    a_job_that_nobody_names_has_the_name_of_its_output,
 )

@@ -41,11 +41,6 @@ def plug_in() -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def environment(planner: str, job: str) -> None:
-    """Set what a user sets in the environment of `megatron rlhf`."""
-    os.environ.update(RELIBRA_PLANNER=planner, RELIBRA_JOB=job)
-
-
 def build(folder: Path, **options: Any) -> tuple[Any, Any]:
     """Return a trainer as `megatron rlhf` makes it, and its data.
 
@@ -66,7 +61,7 @@ def build(folder: Path, **options: Any) -> tuple[Any, Any]:
     # Each trainer has a process of its own in a job.
     RouterReplay.global_router_replay_instances.clear()
     trainers.MegatronGRPOTrainer = MegatronGRPOTrainer
-    for name in [each for each in sys.modules if each.startswith("_swift_external_")]:
+    for name in [each for each in sys.modules if each.startswith(("_swift_external_", "relibra_for_ms_swift"))]:
         del sys.modules[name]
     on_cpu = dict.fromkeys((each for each in OFF_ON_CPU if each != "persist_layer_norm"), False)
     arguments = {

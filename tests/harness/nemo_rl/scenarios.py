@@ -117,7 +117,6 @@ def _close(worker: Any) -> None:
 
 CONTRACT = Contract(
     Plugin(
-        environment=workers.environment,
         build=build,
         train=train,
         exported=streamed,

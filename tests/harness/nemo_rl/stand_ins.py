@@ -10,7 +10,6 @@ import typing
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 import typing_extensions
@@ -51,21 +50,6 @@ def install() -> None:
 
     torch.Tensor.to = to
     torch.Tensor.pin_memory = lambda self, *_, **__: self.clone()
-
-
-def move_optimizer() -> None:
-    """Let NeMo-RL's worker leave no optimizer state where it was. Call it after NeMo-RL's worker was imported."""
     from nemo_rl.models.policy.workers.megatron_policy_worker import MegatronPolicyWorkerImpl
 
-    own = MegatronPolicyWorkerImpl.move_optimizer
-
-    def moved(tensor: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-        elsewhere = tensor.clone()
-        tensor.fill_(torch.nan)
-        return elsewhere
-
-    def move(self: Any, device: str) -> None:
-        with mock.patch.object(torch.Tensor, "to", moved):
-            own(self, device)
-
-    MegatronPolicyWorkerImpl.move_optimizer = move
+    MegatronPolicyWorkerImpl.move_optimizer = bridge_on_cpu.leaving_nothing(MegatronPolicyWorkerImpl.move_optimizer)

@@ -3,7 +3,6 @@
 L layers, K top-k.
 """
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +24,7 @@ from nemo_rl.models.megatron.router_replay import validate_router_replay_config
 from nemo_rl.models.policy.workers import megatron_policy_worker as policy_worker
 from nemo_rl.utils.timer import Timer
 
-from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, OFF_ON_CPU, TOP_K
+from harness.tiny_qwen3_moe import OFF_ON_CPU, random_routes
 
 RANKS = 2
 GLOBAL_BATCH, NUM_GLOBAL_BATCHES = 8, 2
@@ -169,21 +168,16 @@ def initialize_parallel_state() -> None:
 def rollout(step: int, num_samples: int = GLOBAL_BATCH * NUM_GLOBAL_BATCHES) -> BatchedDataDict[Any]:
     """Return the train data of a step, with routes as vLLM returns them; vLLM lost some of every fifth sample."""
     rng = np.random.default_rng(100 + step)
-    skew = np.array([8, 4, 2, 1, 1, 1, 1, 1.0])
     lengths = rng.integers(5, LENGTH - 3, num_samples)
     ids = np.zeros((num_samples, LENGTH), np.int64)
     routed = []
     for sample, length in enumerate(lengths.tolist()):
         ids[sample, :length] = rng.integers(1, 99, length)
         num_routes = length - 3 if sample % 5 == 2 else length - 1
-        routes = [
-            [rng.choice(NUM_EXPERTS, TOP_K, replace=False, p=skew / skew.sum()) for _ in range(NUM_LAYERS)]
-            for _ in range(num_routes)
-        ]
         routed.append(
             pad_and_align_routed_expert_indices(
                 SimpleNamespace(),
-                SimpleNamespace(routed_experts=np.array(routes)),
+                SimpleNamespace(routed_experts=random_routes(rng, num_routes)),
                 valid_length=length,
                 padded_length=LENGTH,
                 device="cpu",
@@ -214,8 +208,3 @@ def shards(data: Any, mode: str, batch_size: int | None, num_shards: int = RANKS
         arguments = {"max_tokens_per_microbatch": 64, "sequence_length_round": multiple}
         return data.shard_by_batch_size(num_shards, batch_size, dynamic_batching_args=arguments | keys)[0]
     return data.shard_by_batch_size(num_shards, batch_size)
-
-
-def environment(planner: str, job: str) -> None:
-    """Set what a user may set instead of `policy.relibra.planner`."""
-    os.environ.update(RELIBRA_PLANNER=planner, RELIBRA_JOB=job)

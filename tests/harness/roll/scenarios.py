@@ -19,12 +19,14 @@ from harness.plugin_contract import (
     Plugin,
     Rank,
     check_equal,
+    check_planned_beside,
     named,
     noted_outcomes,
     refused,
+    set_environment,
 )
 from harness.roll import workers
-from harness.trained import Trained, note_outcomes
+from harness.trained import Trained
 from relibra.errors import Unsupported
 from relibra.integrations import roll as plugin
 from relibra.plugins.roll import rollout
@@ -87,7 +89,6 @@ def _close(worker: Any) -> None:
 
 CONTRACT = Contract(
     Plugin(
-        environment=workers.environment,
         build=build,
         train=train,
         exported=exported,
@@ -135,21 +136,17 @@ def S5_a_reference_is_a_job_of_its_own(at: Rank) -> None:
         return trained
 
     alone = run(build(at, balanced=False, **of_reference))
-    workers.environment(at.planner, "roll")
-    with noted_outcomes(awaits_history=True):
+    set_environment(at.planner, "roll")
+    with noted_outcomes(awaits_history=True, job="roll-reference") as outcomes:
         worker = build(at, balanced=True, **of_reference)
-        noted = note_outcomes(worker.passes.agent)
         check_equal(run(worker), alone)
-    assert worker.passes.planned.settings.job == "roll-reference"
-    assert len(noted) == NUM_UPDATES
-    assert noted[-1]["is_applied"], noted
-    assert noted[-1]["num_replicas"], noted
+    check_planned_beside(outcomes, NUM_UPDATES)
     _close(worker)
 
 
 def no_expert_moves_on_several_machines(at: Rank) -> None:
     """All that reads weights by place is ROLL's own there, too."""
-    workers.environment(AWAY, "spread")
+    set_environment(AWAY, "spread")
     with mock.patch.object(socket, "gethostname", return_value=f"node-{at.number}"):
         worker = build(at, balanced=True)
     assert worker.passes.planned.cluster.num_nodes == workers.RANKS

@@ -4,7 +4,6 @@ B samples, S places, L layers, K top-k.
 """
 
 import asyncio
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,7 @@ from roll.distributed.executor.worker import RankInfo
 from roll.distributed.scheduler.protocol import DataProto
 from roll.distributed.scheduler.user_defined_rollout_loop import postprocess_output_data
 
-from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, TOP_K
+from harness.tiny_qwen3_moe import random_routes, written
 from harness.trained import ADAM_EPS
 
 NUM_SAMPLES, SEQUENCE, PROMPT = 4, 16, 5
@@ -107,7 +106,6 @@ def batch(rank: int, step: int, *, has_routes: bool = True) -> Any:
         has_routes: whether the batch has the routes of a rollout.
     """
     rng = np.random.default_rng(100 * step + rank)
-    skew = np.array([8, 4, 2, 1, 1, 1, 1, 1.0])
     length_B = rng.integers(PROMPT + 2, SEQUENCE + 1, NUM_SAMPLES)
     places_S = np.arange(SEQUENCE)
     attention_BS = (places_S < length_B[:, None]).astype(np.int64)
@@ -118,11 +116,8 @@ def batch(rank: int, step: int, *, has_routes: bool = True) -> Any:
         "position_ids": np.broadcast_to(places_S, (NUM_SAMPLES, SEQUENCE)).copy(),
     }
     if has_routes:
-        routes = [
-            rng.choice(NUM_EXPERTS, TOP_K, replace=False, p=skew / skew.sum())
-            for _ in range(NUM_SAMPLES * SEQUENCE * NUM_LAYERS)
-        ]
-        tensors["routed_experts"] = np.reshape(routes, (NUM_SAMPLES, SEQUENCE, NUM_LAYERS, TOP_K))
+        routes = random_routes(rng, NUM_SAMPLES * SEQUENCE)
+        tensors["routed_experts"] = routes.reshape(NUM_SAMPLES, SEQUENCE, *routes.shape[1:])
     return DataProto.from_dict(
         tensors={name: torch.from_numpy(each) for name, each in tensors.items()},
         meta_info={"global_step": step, "loss_mask_keys": ["response_mask"], "_broadcast_non_tensor_batch": False},
@@ -150,8 +145,7 @@ def rollout(worker: type[Any]) -> Any:
             "finish_reasons": ["stop" if index else "abort"],
         }
         num_rows = int((prompt > 0).sum()) + len(response["output_token_ids"][0]) - 1
-        rows = [rng.choice(NUM_EXPERTS, TOP_K, replace=False) for _ in range(num_rows * NUM_LAYERS)]
-        response["routed_experts"] = [torch.from_numpy(np.reshape(rows, (num_rows, NUM_LAYERS, TOP_K)))]
+        response["routed_experts"] = [torch.from_numpy(random_routes(rng, num_rows))]
         built.strategy = SimpleNamespace(generate_request=mock.AsyncMock(return_value=response))
         asyncio.run(built.generate_request({"input_ids": prompt[prompt > 0].tolist(), "rid": str(index)}))
         if index:
@@ -185,19 +179,11 @@ def update(worker: Any, data: Any) -> tuple[float, float]:
 def exported(worker: Any, folder: Path) -> dict[str, torch.Tensor]:
     """Return the weights of the whole model as ROLL stores them for Hugging Face."""
     import torch.distributed as dist
-    from safetensors.torch import load_file
 
     worker.strategy.load_states()
     worker.strategy.model.save_pretrained_as_hf(str(folder))
     dist.barrier()
-    weights: dict[str, torch.Tensor] = {}
-    for file in folder.glob("*.safetensors"):
-        weights |= load_file(file)
+    weights = written(folder)
     worker.strategy.offload_states()
     dist.barrier()
     return weights
-
-
-def environment(planner: str, job: str) -> None:
-    """Set what a user sets in `system_envs`."""
-    os.environ.update(RELIBRA_PLANNER=planner, RELIBRA_JOB=job)

@@ -18,6 +18,7 @@ from harness.plugin_contract import (
     moving,
     named,
     noted_outcomes,
+    set_environment,
 )
 from harness.skyrl import workers
 from harness.trained import ROUNDING, Trained, differing, relative
@@ -52,7 +53,6 @@ def train(at: Rank, worker: Any, num_updates: int = NUM_UPDATES, **of_batches: A
 
 CONTRACT = Contract(
     Plugin(
-        environment=workers.environment,
         build=build,
         train=train,
         exported=workers.sent,
@@ -75,7 +75,7 @@ def skyrl_alone_continues_from_a_checkpoint_after_reorders(at: Rank) -> None:
     saved = workers.sent(worker)
     worker.save_checkpoint(str(at.folder / "checkpoint"), worker.tokenizer)
     worker.save_hf_model(str(at.folder / "huggingface"), worker.tokenizer)
-    assert differing(_read(at.folder / "huggingface"), saved) == []
+    assert differing(tiny_qwen3_moe.written(at.folder / "huggingface"), saved) == []
     numbers = workers.update(worker, workers.batch(at.number, 50))
     loaded, numbers_of_loaded, trained_on = _continued(at, "checkpoint")
     _, _, trained_on_alone = _continued(at, "checkpoint of plain")
@@ -92,12 +92,6 @@ def _continued(at: Rank, name: str) -> tuple[dict[str, torch.Tensor], Sequence[f
     worker.load_checkpoint(str(at.folder / name))
     loaded = workers.sent(worker)
     return loaded, workers.update(worker, workers.batch(at.number, 50)), workers.sent(worker)
-
-
-def _read(folder: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
 
 
 def a_planner_plans_micro_batches_of_equal_size(at: Rank) -> None:
@@ -117,7 +111,7 @@ def S5_a_job_that_replays_nothing_is_planned_from_history(at: Rank) -> None:
 
 def S5_the_reference_is_a_job_of_its_own_that_is_planned_from_history(at: Rank) -> None:
     """A real planner plans its passes from those before; log-probabilities are those of SkyRL's own worker."""
-    workers.environment(at.planner, "skyrl")
+    set_environment(at.planner, "skyrl")
     alone, balanced = (
         workers.build_reference(worker, at.number, at.folder / "model")
         for worker in (MegatronRefWorkerBase, BalancedReferenceWorker)
@@ -139,7 +133,7 @@ def logprobs_of(worker: Any, data: Any) -> torch.Tensor:
 
 def experts_stay_while_gradients_accumulate(at: Rank) -> None:
     """Two batches make one update, as with Tinker: experts stay where the first batch put them."""
-    workers.environment("127.0.0.1:1", "accumulated")
+    set_environment("127.0.0.1:1", "accumulated")
     numbers: list[list[Sequence[float]]] = []
     weights = []
     with moving(at, 2) as outcomes:

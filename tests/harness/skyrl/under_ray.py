@@ -72,16 +72,9 @@ def note(worker: Any) -> None:
 
 def seen(worker: Any) -> Result:
     """Return what the plug-in has found in a worker, and what the worker sent to the rollout."""
-    passes = worker.passes.planned
-    cluster = passes.cluster
-    return {
-        "outcomes": worker.noted,
-        "job": passes.settings.job,
-        "planner": passes.settings.planner,
-        "cluster": [cluster.num_nodes, cluster.gpus_per_node, cluster.num_ep_groups],
-        "ranks": [int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")],
-        "sent": worker._weight_sync_engine.kept,
-    }
+    from harness.trained import attachment
+
+    return attachment(worker.passes) | {"outcomes": worker.noted, "sent": worker._weight_sync_engine.kept}
 
 
 def main(folder: Path, planner: str) -> None:

@@ -4,7 +4,6 @@ B samples, L layers, K top-k.
 """
 
 import asyncio
-import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 
 from harness import bridge_on_cpu
-from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, OFF_ON_CPU, TOP_K
+from harness.tiny_qwen3_moe import OFF_ON_CPU, random_routes
 from harness.verl.engines import RANKS, seed
 
 NUM_SAMPLES = 4
@@ -149,20 +148,16 @@ def batch(rank: int, step: int, *, has_routes: bool = True) -> Any:
     from skyrl.train.dataset.preprocess import convert_prompts_responses_to_batch_tensors, make_router_padding_mask
 
     rng = np.random.default_rng(100 * step + rank)
-    skew = np.array([8, 4, 2, 1, 1, 1, 1, 1.0])
     prompts = [rng.integers(2, 90, rng.integers(2, MAX_PROMPT + 1)).tolist() for _ in range(NUM_SAMPLES)]
     # Both ranks have a longest sample, because SkyRL pads all samples of a step alike before it shards them.
     sizes = [MAX_RESPONSE, *rng.integers(3, MAX_RESPONSE + 1, NUM_SAMPLES - 1)]
     prompts[0] = (prompts[0] * MAX_PROMPT)[:MAX_PROMPT]
     responses = [rng.integers(2, 90, size).tolist() for size in sizes]
-    routes = []
-    for prompt, response in zip(prompts, responses, strict=True):
-        chosen_TLK = np.zeros((len(prompt) + len(response) - 1, NUM_LAYERS, TOP_K), np.uint8)
-        for row_LK in chosen_TLK:
-            for layer in range(NUM_LAYERS):
-                row_LK[layer] = rng.choice(NUM_EXPERTS, TOP_K, replace=False, p=skew / skew.sum())
-        routes.append(chosen_TLK)
-    sequences, attention, response_mask, _, loss_mask, log_probs, routed, _ = (
+    routes = [
+        random_routes(rng, len(prompt) + len(response) - 1).astype(np.uint8)
+        for prompt, response in zip(prompts, responses, strict=True)
+    ]
+    sequences, attention, response_mask, _, loss_mask, log_probs, routed, *_ = (
         convert_prompts_responses_to_batch_tensors(
             0,
             prompts,
@@ -217,8 +212,3 @@ def offload_and_back(worker: Any) -> None:
     """Move everything to the host and back, as a colocated job does between steps."""
     worker.offload_to_cpu()
     worker.backload_to_gpu()
-
-
-def environment(planner: str, job: str) -> None:
-    """Set what the entry point sets in the policy's workers."""
-    os.environ.update(RELIBRA_PLANNER=planner, RELIBRA_JOB=job)

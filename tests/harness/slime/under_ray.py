@@ -19,7 +19,7 @@ import ray
 
 from harness.slime import ray_process
 from harness.slime.ray_process import CLUSTER, RANKS
-from harness.trained import differing, note_outcomes
+from harness.trained import attachment, differing, note_outcomes
 
 AWAY = "127.0.0.1:1"
 NUM_STEPS = 2
@@ -108,17 +108,8 @@ def seen(actor: Any) -> Result:
     from harness.slime import ray_process
     from relibra.plugins.slime.installation import training
 
-    passes = training().passes.planned
-    cluster = passes.cluster
-    return {
-        "outcomes": actor.noted,
-        "job": passes.settings.job,
-        "planner": passes.settings.planner,
-        "cluster": [cluster.num_nodes, cluster.gpus_per_node, cluster.num_ep_groups],
-        "ranks": [int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")],
-        "losses": ray_process.losses,
-        "sent": ray_process.sent,
-    }
+    of_actor = {"outcomes": actor.noted, "losses": ray_process.losses, "sent": ray_process.sent}
+    return attachment(training().passes) | of_actor
 
 
 def main(folder: Path, planner: str) -> None:

@@ -7,7 +7,7 @@ from unittest import mock
 
 from verl.workers.engine import EngineRegistry, MegatronEngineWithValueHead
 
-from harness.plugin_contract import AWAY, Rank, check_moved, moving, noted_outcomes, refused
+from harness.plugin_contract import AWAY, Rank, check_moved, moving, noted_outcomes, refused, set_environment
 from harness.trained import NUM_EXPORTED, ROUNDING, Result, Trained, note_outcomes
 from harness.verl import engines, training
 from relibra.errors import InvalidInput
@@ -20,7 +20,7 @@ PASSES = {"verl-all": 2 * NUM_UPDATES, "verl-all-reference": NUM_UPDATES, "verl-
 def S5_a_critic_and_a_reference_in_the_same_process_are_jobs_of_their_own(at: Rank) -> None:
     """All three run, plain and with the plug-in; plans move the experts of each before every pass of it."""
     alone = _run(at, balanced=False)
-    engines.environment(AWAY, "colocated")
+    set_environment(AWAY, "colocated")
     with moving(at, max(PASSES.values())) as outcomes:
         _check_same(_run(at, balanced=True), alone)
     assert len(outcomes) == sum(PASSES.values())
@@ -30,7 +30,7 @@ def S5_a_critic_and_a_reference_in_the_same_process_are_jobs_of_their_own(at: Ra
 def S5_a_planner_plans_critic_and_reference_from_history(at: Rank) -> None:
     """A real planner has a job of each; of each, every pass from the third on has a plan."""
     alone = _run(at, balanced=False, mode="disabled", offload=True)
-    engines.environment(at.planner, "verl-all")
+    set_environment(at.planner, "verl-all")
     with noted_outcomes(awaits_history=True):
         balanced = _run(at, balanced=True, mode="disabled", offload=True)
     _check_same(balanced, alone)

@@ -9,7 +9,7 @@ from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 
-from harness.plugin_contract import AWAY, Rank, check_equal, check_moved, moving
+from harness.plugin_contract import AWAY, Rank, check_equal, check_moved, moving, set_environment
 from harness.trained import Trained
 from harness.verl import engines, training
 
@@ -21,7 +21,7 @@ def S5_old_log_probs_are_those_of_verl_alone_when_experts_move_between_local_ste
     for offload in (False, True):
         alone = _train(at, training.build(at, balanced=False, offload=offload))
         for num_planned in (1 + NUM_LOCAL_STEPS, 2):
-            engines.environment(AWAY, f"decoupled-{offload}-{num_planned}")
+            set_environment(AWAY, f"decoupled-{offload}-{num_planned}")
             with moving(at, num_planned) as outcomes:
                 trained = _train(at, training.build(at, balanced=True, offload=offload))
             check_moved(outcomes[:num_planned], num_planned)

@@ -3,17 +3,17 @@
 B samples, P prompt and R response places, L layers, K top-k.
 """
 
-import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
 from harness import bridge_on_cpu
-from harness.tiny_qwen3_moe import NUM_EXPERTS, NUM_LAYERS, OFF_ON_CPU, TOP_K
+from harness.tiny_qwen3_moe import NUM_LAYERS, OFF_ON_CPU, TOP_K, random_routes
 from harness.trained import ADAM_EPS
 
 NUM_SAMPLES, PROMPT, RESPONSE = 4, 6, 8
@@ -44,6 +44,7 @@ def build(
     layout: Layout | None = None,
     vanilla_mbridge: bool = False,
     is_adapted: bool = False,
+    transformer: Mapping[str, Any] = MappingProxyType({}),
     **of_engine: Any,
 ) -> Any:
     """Build and initialize an engine as verl's `TrainingWorker` does.
@@ -58,6 +59,7 @@ def build(
         layout: the parallelism; expert parallelism on two ranks by default.
         vanilla_mbridge: whether mbridge makes the model and reads its weights, and not Megatron-Bridge.
         is_adapted: whether LoRA is trained, with one adapter for all experts of a layer.
+        transformer: more settings of megatron's transformer.
         of_engine: more settings of verl's engine.
     """
     layout = layout or Layout()
@@ -93,7 +95,8 @@ def build(
         override_transformer_config=dict.fromkeys(OFF_ON_CPU, False)
         | {"moe_grouped_gemm": is_adapted, "use_cpu_initialization": True}
         | {"attention_backend": "flash"}  # verl's choice with Megatron-Bridge
-        | ({} if vanilla_mbridge else {"transformer_layer_spec": bridge_on_cpu.layer_spec}),
+        | ({} if vanilla_mbridge else {"transformer_layer_spec": bridge_on_cpu.layer_spec})
+        | dict(transformer),
         vanilla_mbridge=vanilla_mbridge,
         use_distributed_optimizer=True,
         forward_only=forward_only,
@@ -149,7 +152,6 @@ def batch(
     from tensordict import TensorDict
 
     rng = np.random.default_rng(100 * step + rank)
-    skew = np.array([8, 4, 2, 1, 1, 1, 1, 1.0])
     rows = []
     for sample in range(NUM_SAMPLES):
         prompt, response = int(rng.integers(2, PROMPT + 1)), int(rng.integers(3, RESPONSE + 1))
@@ -162,9 +164,7 @@ def batch(
         if sample < NUM_SAMPLES - 1:
             mask[:response] = 1
         routes = np.zeros((PROMPT + RESPONSE, num_layers, TOP_K), np.int16)
-        for token in range(first, end - 1):
-            for layer in range(num_layers):
-                routes[token, layer] = rng.choice(NUM_EXPERTS, TOP_K, replace=False, p=skew / skew.sum())
+        routes[first : end - 1] = random_routes(rng, end - 1 - first, num_layers)
         rows.append(
             {
                 "input_ids": tokens,
@@ -235,8 +235,3 @@ def exported(engine: Any) -> dict[str, torch.Tensor]:
     if engine.is_param_offload_enabled:
         engine.to("cpu", model=True, optimizer=False, grad=False)
     return sent
-
-
-def environment(planner: str, job: str) -> None:
-    """Set what a user may set instead of `+relibra.planner`."""
-    os.environ.update(RELIBRA_PLANNER=planner, RELIBRA_JOB=job)

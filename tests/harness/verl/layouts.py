@@ -7,7 +7,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from harness import tiny_qwen3_moe
-from harness.plugin_contract import Rank, check_equal, check_planned, named, noted_outcomes
+from harness.plugin_contract import Rank, check_equal, check_planned, named, noted_outcomes, set_environment
 from harness.trained import Trained
 from harness.verl import engines, training
 
@@ -36,7 +36,7 @@ def S5_a_planner_plans_every_pass_with_context_parallelism(at: Rank) -> None:
 
 
 def _check(at: Rank, name: str, layout: engines.Layout) -> None:
-    engines.environment(at.planner, f"verl-{name}")
+    set_environment(at.planner, f"verl-{name}")
     _, alone = _run(at, layout, balanced=False)
     with noted_outcomes() as outcomes:
         engine, trained = _run(at, layout, balanced=True)

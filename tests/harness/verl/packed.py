@@ -15,7 +15,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from tensordict import TensorDict
 
-from harness.plugin_contract import AWAY, Rank, check_applied, check_equal, named, noted_outcomes
+from harness.plugin_contract import AWAY, Rank, check_applied, check_equal, named, noted_outcomes, set_environment
 from harness.trained import Trained
 from harness.verl import driver, engines, training
 from harness.verl.layouts import NUM_LAYERS
@@ -32,10 +32,10 @@ def with_pack_sequences_start_on_the_machine_of_their_experts(at: Rank) -> None:
     Packed, every sequence keeps its mini-batch, lengths stay balanced, and updates are those of verl alone.
     """
     orders_of_verl, alone, _ = _trained(at, balanced=False, pack=False)
-    engines.environment(at.planner, "verl-dealt")
+    set_environment(at.planner, "verl-dealt")
     orders, _, crossing = _trained(at, balanced=True, pack=False)
     assert orders == orders_of_verl
-    engines.environment(at.planner, "verl-packed")
+    set_environment(at.planner, "verl-packed")
     with noted_outcomes() as outcomes:
         orders, trained, crossing_packed = _trained(at, balanced=True, pack=True)
     check_applied(outcomes, 4)
@@ -54,7 +54,7 @@ def with_pack_sequences_start_on_the_machine_of_their_experts(at: Rank) -> None:
 
 def L1_verls_own_deal_stays_while_the_planner_is_away(at: Rank) -> None:
     """So it does for batch after batch."""
-    engines.environment(AWAY, "verl-unpacked")
+    set_environment(AWAY, "verl-unpacked")
     engine = _built(at, balanced=True)
     rows = driver.rows_of_two_domains(0, NUM_LAYERS)
     if at.number == 0:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from verl.trainer.ppo.v1 import replay_buffer, trainer_base
 
-from harness.plugin_contract import MODEL, Rank, check_planned, noted_outcomes
+from harness.plugin_contract import MODEL, Rank, check_planned, noted_outcomes, set_environment
 from harness.verl import driver, engines, training
 from relibra.planning.plan import Level
 from relibra.plugins.rollout_job import RolloutJob
@@ -30,7 +30,7 @@ Sample = tuple[torch.Tensor, torch.Tensor]
 
 def a_batch_is_planned_when_it_is_sampled_and_again_when_its_micro_batches_are_known(at: Rank) -> None:
     """The driver submits what verl's replay buffer returned for training, and nothing of a validation."""
-    engines.environment(at.planner, "verl-sampled")
+    set_environment(at.planner, "verl-sampled")
     engine = training.build(at, balanced=True)
     batch = engines.batch(at.number, 0)
     samples: list[list[Sample]] = [[]] * dist.get_world_size()

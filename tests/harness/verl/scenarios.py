@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from harness import tiny_qwen3_moe
-from harness.plugin_contract import AWAY, Contract, Plugin, Rank, check_equal, check_moved, check_planned, moving, named
+from harness.plugin_contract import AWAY, Rank, check_equal, check_moved, check_planned, moving, named, set_environment
 from harness.trained import ROUNDING, Trained, differing, relative
 from harness.verl import engines, training
 from harness.verl.colocated import (
@@ -14,9 +14,10 @@ from harness.verl.colocated import (
 from harness.verl.decoupled import (
     S5_old_log_probs_are_those_of_verl_alone_when_experts_move_between_local_steps,
 )
+from harness.verl.fp8 import S5_rows_that_verl_fills_for_fp8_are_split_as_they_come
 from harness.verl.mbridge import S5_mbridge_exports_saves_and_loads_every_expert_under_its_name_after_reorders
 from harness.verl.sampled import a_batch_is_planned_when_it_is_sampled_and_again_when_its_micro_batches_are_known
-from harness.verl.training import CONTRACT
+from harness.verl.training import CONTRACT, RECORDED
 
 LAYOUTS_OF_TOKENS = {
     "packed": {},
@@ -51,7 +52,7 @@ def S5_training_goes_on_from_a_checkpoint_after_reorders(at: Rank) -> None:
     assert differing(loaded, saved) == []
     assert differing(trained_on, expected) == []  # so optimizer state is the same
     assert relative(numbers, numbers_of_own) < ROUNDING
-    engines.environment(AWAY, "resumed")
+    set_environment(AWAY, "resumed")
     with moving(at, 2):
         engine = training.build(at, balanced=True)
         loaded, numbers_of_resumed, resumed = training.resumed(engine, at, "checkpoint")
@@ -70,15 +71,7 @@ def S5_a_planner_plans_every_pass_of_batches_of_dynamic_size(at: Rank) -> None:
 
 def recorded_routing_is_planned_for_the_update(at: Rank) -> None:
     """R2: the pass over old log-probabilities records routing and keeps the last plan, and the update replays it."""
-    plugin = Plugin(
-        environment=engines.environment,
-        build=training.build,
-        train=training.train_on_recorded,
-        exported=engines.exported,
-        stores_by_expert=training.stores_by_expert,
-        num_passes=4,
-    )
-    outcomes = Contract(plugin).trained(at, "verl-recorded", of_build={"mode": "R2"})
+    outcomes = RECORDED.trained(at, "verl-recorded", of_build={"mode": "R2"})
     check_planned(outcomes[1::2], 2)
     assert outcomes[2].applied or outcomes[2].kept
 
@@ -94,7 +87,7 @@ def S5_a_job_that_replays_nothing_is_planned_from_history(at: Rank) -> None:
 def S5_training_is_that_of_verl_alone_when_verl_offloads_everything(at: Rank) -> None:
     """Parameters, gradients and optimizer state are offloaded whenever verl does not use them."""
     runs = []
-    engines.environment(AWAY, "offloaded")
+    set_environment(AWAY, "offloaded")
     with moving(at, 5) as outcomes:
         for balanced in (False, True):
             engine = training.build(at, balanced=balanced, offload=True)
@@ -129,5 +122,6 @@ SCENARIOS = named(
     S5_a_planner_plans_critic_and_reference_from_history,
     a_critic_whose_process_knows_no_planner_stays_as_it_is,
     S5_mbridge_exports_saves_and_loads_every_expert_under_its_name_after_reorders,
+    S5_rows_that_verl_fills_for_fp8_are_split_as_they_come,
     CONTRACT.S5_lora_is_that_of_the_framework_alone_when_experts_move_before_every_pass,
 )

@@ -5,9 +5,7 @@ Offloads move nothing on the CPU, so optimizer state is copied where they move i
 
 import contextlib
 import importlib.util
-from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -114,18 +112,5 @@ def _offload() -> None:
     empty = torch.empty
     torch.empty = lambda *sizes, pin_memory=False, **options: empty(*sizes, **options)
     torch.Tensor.pin_memory = lambda self: self
-
-    def moved(tensor: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-        elsewhere = tensor.clone()
-        tensor.fill_(torch.nan)
-        return elsewhere
-
-    def moving(own: Callable[[Any], None]) -> Callable[[Any], None]:
-        def move(optimizer: Any) -> None:
-            with mock.patch.object(torch.Tensor, "to", moved):
-                own(optimizer)
-
-        return move
-
     for name in ("load_megatron_optimizer", "offload_megatron_optimizer"):
-        setattr(transformer_impl, name, moving(getattr(transformer_impl, name)))
+        setattr(transformer_impl, name, bridge_on_cpu.leaving_nothing(getattr(transformer_impl, name)))

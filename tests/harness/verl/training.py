@@ -66,7 +66,6 @@ def train_on_recorded(at: Rank, engine: Any) -> Trained:
 
 CONTRACT = Contract(
     Plugin(
-        environment=engines.environment,
         build=build,
         train=train,
         exported=engines.exported,
@@ -74,6 +73,16 @@ CONTRACT = Contract(
         num_passes=2 * NUM_UPDATES,
     )
 )
+RECORDED = Contract(
+    Plugin(
+        build=build,
+        train=train_on_recorded,
+        exported=engines.exported,
+        stores_by_expert=stores_by_expert,
+        num_passes=4,
+    )
+)
+"""Its pass over old log-probabilities records routing, and its update replays it."""
 
 
 def resumed(engine: Any, at: Rank, name: str) -> tuple[dict[str, torch.Tensor], tuple[float, ...], Any]:

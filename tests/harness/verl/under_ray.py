@@ -20,7 +20,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from harness import doc_blocks, tiny_qwen3_moe
-from harness.trained import Result, note_outcomes
+from harness.trained import Result, attachment, note_outcomes
 from harness.verl import engines
 from harness.verl.groups import CriticTrainer, started_as
 from relibra.routing.sequence_name import name_sequence
@@ -265,15 +265,10 @@ def seen(worker: Any) -> Result:
     from harness.verl import ray_process
 
     engine = worker.worker_dict["actor"].actor.engine
-    settings, cluster = engine.passes.planned.settings, engine.passes.planned.cluster
-    return {
+    return attachment(engine.passes) | {
         "engine": type(engine).__name__,
         "outcomes": worker.noted,
-        "job": settings.job,
-        "planner": settings.planner,
-        "slots": settings.slots,
-        "cluster": [cluster.num_nodes, cluster.gpus_per_node, cluster.num_ep_groups],
-        "rank": os.environ["RANK"],
+        "slots": engine.passes.planned.settings.slots,
         "devices": ray_process.VISIBLE_DEVICES,
     }
 

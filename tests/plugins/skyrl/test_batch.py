@@ -5,10 +5,9 @@ from relibra.errors import InvalidInput
 from relibra.plugins.skyrl.batch import rank_batch
 
 
-@pytest.mark.parametrize("is_packed", [True, False], ids=["0.4.0", "before"])
-def test_the_rows_of_the_rollout_are_reported(is_packed: bool) -> None:
+def test_the_rows_of_the_rollout_are_reported() -> None:
     rows = sequence_rows(0)
-    check_rows(rank_batch(skyrl_batches(0, is_packed=is_packed), LAYERS), [rows[:2], rows[2:]])
+    check_rows(rank_batch(skyrl_batches(0), LAYERS), [rows[:2], rows[2:]])
 
 
 def test_routes_that_do_not_fit_the_tokens_are_refused() -> None:

@@ -224,3 +224,21 @@ def test_a_job_needs_a_planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("RELIBRA_PLANNER", raising=False)
     with pytest.raises(InvalidInput, match=r"relibra\.planner: expected the planner as host:port"):
         BalancedTraining(SLIME, job_arguments(tmp_path, relibra=None))
+
+
+@pytest.mark.parametrize(
+    ("options", "job"),
+    [
+        ({}, "slime"),
+        ({"save": "/data/Qwen3_slime/"}, "Qwen3_slime"),
+        ({"save": "/data/Qwen3_slime", "wandb_project": "RL", "wandb_group": "third"}, "RL-third"),
+    ],
+)
+def test_a_job_that_nobody_names_has_the_name_of_its_run_or_of_its_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str], job: str
+) -> None:
+    monkeypatch.delenv("RELIBRA_JOB", raising=False)
+    training = attached(tmp_path, Recorded())
+    with mock.patch.object(module, "attach_job", return_value=training.passes) as attach:
+        BalancedTraining(SLIME, job_arguments(tmp_path, **options)).attach("critic", [], None)
+    assert attach.call_args.args[0].job == job

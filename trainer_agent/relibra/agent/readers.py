@@ -33,7 +33,7 @@ def watch_readers(
                 megatron.unwrap(chunk),
                 [layer.experts for layer in layers if id(layer) in inside],
                 places.order,
-                megatron.not_stored,
+                megatron.NotStored,
                 places.check_reading,
                 places.check_writing,
             )

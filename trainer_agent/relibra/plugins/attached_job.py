@@ -22,6 +22,7 @@ from relibra.plugins.host_copy import keep_host_copy
 from relibra.plugins.kept_log import keep_log
 from relibra.plugins.model_sizes import measure_sizes
 from relibra.plugins.nodes import cluster_of, gather_hosts
+from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.plan_params import config_of, homes_stay, plan_params
 from relibra.plugins.planned_passes import PlannedPasses
 from relibra.plugins.rollout_job import RolloutJob, publish
@@ -54,6 +55,7 @@ def attach_job(
     optimizer: Any,
     *,
     beside: str = "",
+    moves: bool = True,
     unplanned: Sequence[str] = (),
     next_index: int = 0,
 ) -> BalancedPasses:
@@ -63,12 +65,15 @@ def attach_job(
     registered. A planner that is away is no error: the job trains without plans until the planner is back. An embedded
     planner is started first.
 
+    A job that observes gets no agent: what its policy routes is counted, and other models stay as they are.
+
     Args:
         settings: the settings of the plug-in.
         layers: the layers of the model.
         chunks: the built model.
         optimizer: its optimizer; None for a model that does not train.
         beside: what the model is, such as "critic", if it is not the policy. Its job has this at the end of its name.
+        moves: whether experts may move, if the settings let them.
         unplanned: the other models of the job, such as "the critic", whose passes have no plan; the log names them.
         next_index: the number of the first pass.
 
@@ -81,11 +86,14 @@ def attach_job(
     from megatron import core
     from megatron.core import parallel_state
 
-    assert settings.mode is Mode.BALANCE, "a job that observes has no agent"
+    if settings.mode is Mode.OBSERVE:
+        return BalancedPasses() if beside else observe_megatron(settings, layers, chunks, optimizer)
     keep_log()
     settings = embedded.resolve_planner(settings)
     if beside:
         settings = settings.beside(beside)
+    if not moves:
+        settings = replace(settings, reorder="never")
     cluster = cluster_of(
         gather_hosts(dist.get_process_group_ranks(parallel_state.get_expert_model_parallel_group())),
         num_ep_groups=parallel_state.get_expert_data_parallel_world_size(),

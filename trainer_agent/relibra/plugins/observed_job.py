@@ -19,6 +19,7 @@ from relibra.agent.observed.observer import Observer, register
 from relibra.agent.plans.stopwatch import clock_of
 from relibra.planning import Model
 from relibra.plugins import embedded
+from relibra.plugins.balanced_passes import BalancedPasses
 from relibra.plugins.kept_log import keep_log
 from relibra.plugins.model_sizes import measure_sizes
 from relibra.plugins.nodes import cluster_of, gather_hosts
@@ -110,8 +111,20 @@ def observe(
     return observer
 
 
-def observe_megatron(settings: PluginSettings, layers: ModelLayers, chunks: Any, optimizer: Any) -> Observer:
-    """Collective over all ranks: observe a model of megatron, for `mode=observe` of a plug-in.
+class ObservedPasses(BalancedPasses):
+    """The passes of a job that observes: none has a plan, and each step of the optimizer reports what routers chose."""
+
+    def __init__(self, observer: Observer) -> None:
+        super().__init__()
+        self._observer = observer
+
+    def close(self, *, goes_on: bool = False) -> None:
+        """Deliver the last reports, and take the observer's hooks out of the model."""
+        self._observer.close()
+
+
+def observe_megatron(settings: PluginSettings, layers: ModelLayers, chunks: Any, optimizer: Any) -> ObservedPasses:
+    """Collective over all ranks: observe a model of megatron, for `mode=observe` of a plug-in; return its passes.
 
     Args:
         settings: the settings of the plug-in.
@@ -133,7 +146,7 @@ def observe_megatron(settings: PluginSettings, layers: ModelLayers, chunks: Any,
     dist.all_gather_object(numbers, [layer.layer_number for layer in layers_of_model])
     order = sorted({number for of_rank in numbers for number in of_rank})
     described = Model(num_layers=layers.num_moe_layers, num_experts=layers.num_experts, top_k=layers.top_k)
-    return observe(
+    observer = observe(
         {order.index(layer.layer_number): megatron.router_of(layer) for layer in layers_of_model},
         num_experts=layers.num_experts,
         top_k=layers.top_k,
@@ -142,6 +155,7 @@ def observe_megatron(settings: PluginSettings, layers: ModelLayers, chunks: Any,
         settings=settings,
         expert_weight_size_bytes=measure_sizes(described, chunks, optimizer).expert_weight_size_bytes,
     )
+    return ObservedPasses(observer)
 
 
 def _device_of(routers: Mapping[int, nn.Module]) -> torch.device:

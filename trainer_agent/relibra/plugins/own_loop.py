@@ -9,31 +9,17 @@ import torch.distributed as dist
 from torch import nn
 
 from relibra.agent.needed import check_needs
-from relibra.agent.observed.observer import Observer
 from relibra.plugins.attached_job import attach_job
 from relibra.plugins.balanced_passes import BalancedPasses
-from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.plan_params import config_of
-from relibra.plugins.settings import Mode, PluginSettings
+from relibra.plugins.settings import PluginSettings
 from relibra.routing import ModelLayers
-
-
-class ObservedPasses(BalancedPasses):
-    """The passes of a job that observes: none has a plan, and each step of the optimizer reports what routers chose."""
-
-    def __init__(self, observer: Observer) -> None:
-        super().__init__()
-        self._observer = observer
-
-    def close(self, *, goes_on: bool = False) -> None:
-        """Deliver the last reports, and take the observer's hooks out of the model."""
-        self._observer.close()
 
 
 def balance(model_chunks: nn.Module | Sequence[nn.Module], optimizer: Any, **settings: Any) -> BalancedPasses:
     """Collective over all ranks: register the job, attach an agent to a built model, and return the job's passes.
 
-    Layers, ranks, machines and sizes of experts are found out. With `mode="observe"` the passes are `ObservedPasses`.
+    Layers, ranks, machines and sizes of experts are found out. With `mode="observe"` no pass has a plan.
 
     Args:
         model_chunks: the built module, with or without its DDP wrapper, or the list of virtual pipeline stages.
@@ -49,10 +35,7 @@ def balance(model_chunks: nn.Module | Sequence[nn.Module], optimizer: Any, **set
     """
     read = PluginSettings.read(settings, os.environ, default_job="megatron", may_pack=False)
     chunks = [model_chunks] if isinstance(model_chunks, nn.Module) else list(model_chunks)
-    layers = layers_of(chunks)
-    if read.mode is Mode.OBSERVE:
-        return ObservedPasses(observe_megatron(read, layers, chunks, optimizer))
-    return attach_job(read, layers, chunks, optimizer)
+    return attach_job(read, layers_of(chunks), chunks, optimizer)
 
 
 def layers_of(chunks: Sequence[nn.Module]) -> ModelLayers:

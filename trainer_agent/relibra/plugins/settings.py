@@ -106,9 +106,10 @@ class PluginSettings:
             )
         if values["planner"] != EMBEDDED and ":" not in values["planner"]:
             raise InvalidInput.of("relibra.planner", expected=f"host:port or {EMBEDDED}", got=values["planner"])
-        for name, choices in _CHOICES.items():
-            if values.get(name) and values[name] not in choices:
-                raise InvalidInput.of(f"relibra.{name}", expected=" or ".join(choices), got=values[name])
+        chosen = {name: values[name].lower() for name in _CHOICES if values.get(name)}
+        for name, choice in chosen.items():
+            if choice not in _CHOICES[name]:
+                raise InvalidInput.of(f"relibra.{name}", expected=" or ".join(_CHOICES[name]), got=values[name])
         if (pack := packs(configured, environment)) and not may_pack:
             raise InvalidInput.of(
                 "relibra.pack",
@@ -126,7 +127,7 @@ class PluginSettings:
             plan_timeout_s=_number("plan_timeout_s", values.get("plan_timeout_s", DEFAULT_PLAN_TIMEOUT_S)),
             pack=pack,
             host_copy=None if host_copy.lower() == "auto" else _flag("host_copy", host_copy, "auto, true or false"),
-            **{name: values[name] for name in _CHOICES if values.get(name)},
+            **chosen,
             memory_budget_gib=(
                 _number("memory_budget_gib", values["memory_budget_gib"]) if values.get("memory_budget_gib") else None
             ),

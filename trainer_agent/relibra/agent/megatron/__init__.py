@@ -9,7 +9,7 @@ objects and names, so that DDP, optimizer and converters see an ordinary model.
 
 from megatron.core import __version__ as version
 
-from relibra.agent.megatron.checkpoints import not_stored, plan_every_save
+from relibra.agent.megatron.checkpoints import NotStored, plan_every_save
 from relibra.agent.megatron.hooks import install, store_by_expert
 from relibra.agent.megatron.layers import (
     check_layer,
@@ -27,6 +27,7 @@ from relibra.agent.megatron.layers import (
 from relibra.agent.megatron.optimizer import guard_checkpoints, optimizer_parts, optimizer_state
 
 __all__ = [
+    "NotStored",
     "check_layer",
     "expert_groups",
     "find_layers",
@@ -36,7 +37,6 @@ __all__ = [
     "install",
     "layers_without_plans",
     "levels",
-    "not_stored",
     "optimizer_parts",
     "optimizer_state",
     "parts",

@@ -14,8 +14,13 @@ from megatron.core.dist_checkpointing.tensor_aware_state_dict import MCoreTensor
 
 log = logging.getLogger(__name__)
 
-not_stored = LocalNonpersistentObject
-"""Wraps an object that a checkpoint does not store and that a load puts beside the weights."""
+
+class NotStored(LocalNonpersistentObject):  # type: ignore[misc]
+    """Wraps an object that a checkpoint does not store and that a load puts beside the weights."""
+
+    key = ""
+    """ms-swift before 4.5.3 rewrites the key of every entry, also of those that have none."""
+
 
 _MADE_FOR_ONE_SAVE = {
     "cached_central_plan": None,

@@ -1,7 +1,6 @@
 """AReaL's Megatron engines with an agent inside: every pass is planned, from the passes before or from its samples."""
 
 import os
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,9 +12,8 @@ from relibra.plugins.areal import points
 from relibra.plugins.areal.batch import rank_batch
 from relibra.plugins.areal.recovery import StateByExpert
 from relibra.plugins.attached_job import attach_job
-from relibra.plugins.balanced_passes import BalancedPasses
+from relibra.plugins.balanced_passes import BalancedPasses, within
 from relibra.plugins.logical_export import Renamed
-from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.points import check_points
 from relibra.plugins.settings import Mode, PluginSettings
 from relibra.routing.model_config import layers_of_config
@@ -23,6 +21,11 @@ from relibra.routing.model_config import layers_of_config
 check_points(megatron_engine, points.ENGINE, version=points.VERSION, without=points.OFF)
 
 
+# AReaL reads names and does not use them; sharded state is under logical names.
+@within("ignoring_names", "save")
+# The bridges and AReaL's own code write files in one call, and hand out no stream whose names could be changed.
+@within("at_original_places", "_save_model_to_hf")
+@within("loading_by_place", "_load_model_from_hf")
 class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
     """AReaL's engine; its own methods run unchanged, between the calls that drive the agent.
 
@@ -48,17 +51,14 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
         super().initialize(*args, **kwargs)
         settings = PluginSettings.read({}, os.environ, default_job="areal", may_pack=False)
         layers = layers_of_config(self.hf_config.get_text_config().to_dict())
-        if settings.mode is Mode.OBSERVE:
-            if not self.beside:
-                self.observer = observe_megatron(settings, layers, list(self.model), self.optimizer)
-            return
-        if self.config.use_lora:
+        is_balanced = settings.mode is Mode.BALANCE
+        if is_balanced and self.config.use_lora:
             raise Unsupported("expected actor.use_lora=false, because each rank of AReaL trains other adapters")
-        if self.enable_tree_training:
+        if is_balanced and self.enable_tree_training:
             raise Unsupported("expected enable_tree_training=false, because relibra does not plan for trees")
-        if self.beside:
-            settings = replace(settings, reorder="never")
-        self.passes = attach_job(settings, layers, list(self.model), self.optimizer, beside=self.beside)
+        self.passes = attach_job(
+            settings, layers, list(self.model), self.optimizer, beside=self.beside, moves=not self.beside
+        )
         if self.passes.mover is not None:
             self._state = self.checkpointer.optimizer = StateByExpert(self.optimizer)
 
@@ -92,11 +92,6 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
         self.passes.end()
         return stats
 
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        """Save as AReaL does: sharded state under logical names, weights of Hugging Face from original places."""
-        with self.passes.ignoring_names():
-            super().save(*args, **kwargs)
-
     def load(self, *args: Any, **kwargs: Any) -> None:
         """Load as AReaL does."""
         if self.passes.mover is None:
@@ -104,15 +99,6 @@ class BalancedPPOActor(megatron_engine.MegatronPPOActor):  # type: ignore[misc]
             return
         with self.passes.ignoring_names(), self._state.loading():
             super().load(*args, **kwargs)
-
-    def _save_model_to_hf(self, *args: Any, **kwargs: Any) -> None:
-        # The bridges and AReaL's own code write files in one call, and hand out no stream whose names could be changed.
-        with self.passes.at_original_places():
-            super()._save_model_to_hf(*args, **kwargs)
-
-    def _load_model_from_hf(self, *args: Any, **kwargs: Any) -> None:
-        with self.passes.loading_by_place():
-            super()._load_model_from_hf(*args, **kwargs)
 
     def _update_weights_from_distributed(self, *args: Any, **kwargs: Any) -> None:
         with self.passes.exporting() as self._renamed:

@@ -19,6 +19,3 @@ TRAINER: Points = {
     "MegatronGRPOTrainer._on_train_step_batch": ("encoded_batches",),
 }
 """Attributes of `swift.megatron.trainers.grpo_trainer`."""
-
-SAVING: Points = {"_filter_adapter_state_dict": ("state_dict", "peft_format", ...)}
-"""Attributes of `swift.megatron.utils.megatron_lm_utils`."""

@@ -5,22 +5,19 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from swift.megatron.trainers import grpo_trainer
-from swift.megatron.utils import megatron_lm_utils
 
 from relibra.agent import Phase
-from relibra.agent.megatron.checkpoints import not_stored
 from relibra.errors import Unsupported
 from relibra.plugins.attached_job import attach_job
-from relibra.plugins.balanced_passes import BalancedPasses
+from relibra.plugins.balanced_passes import BalancedPasses, within
 from relibra.plugins.ms_swift import points
 from relibra.plugins.ms_swift.batch import names, rank_batch, routings
 from relibra.plugins.ms_swift.rollout import report_finished
-from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.points import check_points
 from relibra.plugins.rollout_job import RolloutJob
 from relibra.plugins.rollout_stream import RolloutStream
@@ -31,9 +28,10 @@ from relibra.steps import RankBatch
 log = logging.getLogger(__name__)
 
 check_points(grpo_trainer, points.TRAINER, version=points.VERSION, without=points.OFF)
-check_points(megatron_lm_utils, points.SAVING, version=points.VERSION, without=points.OFF)
 
 
+# ms-swift reads names and does not use them; sharded state is under logical names.
+@within("ignoring_names", "save_checkpoint")
 class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[misc]
     """ms-swift's trainer; its own methods run unchanged, between the calls that drive the agent.
 
@@ -66,31 +64,21 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
         self._waiting: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
         """The micro-batches whose log-probabilities are to be computed."""
         layers = read_model_config(self.hf_model_dir)
-        if settings.mode is Mode.OBSERVE:
-            self.observer = observe_megatron(settings, layers, self.wrapped_models, self.optimizer)
-            return
         unplanned = ["the teacher"] if self.teacher_models else []
         self.passes = attach_job(settings, layers, self.wrapped_models, self.optimizer, unplanned=unplanned)
-        if args.router_replay_mode == "R3" and self.vllm_mode == "colocate":
+        if self.passes.agent is not None and args.router_replay_mode == "R3" and self.vllm_mode == "colocate":
             report_finished(self.engine.engine, RolloutStream(self._rollout_job), self._is_training)
         if self.beta and self.ref_models:
-            settings = replace(settings, reorder="never")
-            self.reference = attach_job(settings, layers, self.ref_models, None, beside="reference")
-        export, save = self.bridge.export_weights, self.bridge.save_weights
-
-        @functools.wraps(export)
-        def export_weights(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            with self.passes.at_original_places():
-                yield from export(*args, **kwargs)
-
-        @functools.wraps(save)
-        def save_weights(*args: Any, **kwargs: Any) -> Any:
-            with self.passes.at_original_places():
-                return save(*args, **kwargs)
-
-        self.bridge.export_weights, self.bridge.save_weights = export_weights, save_weights
+            self.reference = attach_job(settings, layers, self.ref_models, None, beside="reference", moves=False)
         if self.passes.mover is not None:
-            _check_saving()
+            export = self.bridge.export_weights
+
+            @functools.wraps(export)
+            def export_weights(*args: Any, **kwargs: Any) -> Iterator[Any]:
+                return self.passes.read_at_original_places(export(*args, **kwargs))
+
+            self.bridge.export_weights = export_weights
+            self.bridge.save_weights = self.passes.mover.at_original_places()(self.bridge.save_weights)
             # ms-swift's default, dp_reshardable, stores optimizer state by place.
             args.dist_ckpt_optim_fully_reshardable = True
 
@@ -121,11 +109,6 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
         """Offload as ms-swift does, which reads names and does not use them."""
         with self.passes.ignoring_names(), self.reference.ignoring_names(), super().offload_context(*args, **kwargs):
             yield
-
-    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Save as ms-swift does: sharded state under logical names, weights of Hugging Face from original places."""
-        with self.passes.ignoring_names():
-            super().save_checkpoint(*args, **kwargs)
 
     def _build_rollout_buffer(self, *args: Any, **kwargs: Any) -> Any:
         if self._is_training():
@@ -211,22 +194,9 @@ class BalancedGRPOTrainer(grpo_trainer.MegatronGRPOTrainer):  # type: ignore[mis
 
 
 def _job_name(args: Any) -> str:
-    return job_name(args.wandb_exp_name or args.swanlab_exp_name, default="ms-swift")
-
-
-def _check_saving() -> None:
-    """Check that ms-swift can save experts that may have moved, which add an entry that no checkpoint stores.
-
-    Raises:
-        Unsupported: this version of ms-swift asks every entry for its key.
-    """
-    try:
-        megatron_lm_utils._filter_adapter_state_dict({"model": {"order": not_stored(None)}}, False)
-    except AttributeError as error:
-        raise Unsupported(
-            "expected ms-swift 4.5.3 or later where experts may move, got one that cannot save a checkpoint after a "
-            "move; or set RELIBRA_REORDER=never"
-        ) from error
+    output = Path(args.output_dir)
+    folder = output.parent if args.add_version else output  # a version is a folder of another name at every start
+    return job_name(args.wandb_exp_name or args.swanlab_exp_name or folder.name, default="ms-swift")
 
 
 def _check_settings(args: Any) -> None:

@@ -26,7 +26,6 @@ from relibra.plugins.balanced_passes import BalancedPasses, replace_attribute, w
 from relibra.plugins.nemo_rl import points
 from relibra.plugins.nemo_rl.batch import rank_batch
 from relibra.plugins.nemo_rl.refusals import check_generation, check_settings
-from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.settings import Mode, PluginSettings
 from relibra.routing import ModelLayers
 from relibra.steps import RankBatch
@@ -66,12 +65,9 @@ class BalancedWorker(policy_worker.MegatronPolicyWorkerImpl):  # type: ignore[mi
             return
         section = config.get("relibra") or {}
         settings = PluginSettings.read(section, os.environ, default_job="nemo-rl", may_pack=False)
-        layers = layers_of(self.model)
-        if settings.mode is Mode.OBSERVE:
-            self.observer = observe_megatron(settings, layers, self.model, self.optimizer)
-            return
-        check_settings(config, slices_context_parallel_inputs=self.model_slices_context_parallel_inputs)
-        self.passes = attach_job(settings, layers, self.model, self.optimizer)
+        if settings.mode is Mode.BALANCE:
+            check_settings(config, slices_context_parallel_inputs=self.model_slices_context_parallel_inputs)
+        self.passes = attach_job(settings, layers_of(self.model), self.model, self.optimizer)
         if self.passes.mover is not None:
             check_generation(config)
             # The default, dp_reshardable, stores optimizer state by place.

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +9,6 @@ from relibra.agent import Phase
 from relibra.errors import InvalidInput
 from relibra.plugins.attached_job import attach_job
 from relibra.plugins.balanced_passes import BalancedPasses
-from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.points import check_points
 from relibra.plugins.roll import points
 from relibra.plugins.roll.batch import ROUTES, rank_batch
@@ -62,16 +60,13 @@ def balanced(strategy: type[Any]) -> type[Any]:
                 self.model.get_models(),
             )
             optimizer = getattr(self, "optimizer", None)
-            if settings.mode is Mode.OBSERVE:
-                if optimizer is not None:
-                    self.observer = observe_megatron(settings, layers, models, optimizer)
-                return
-            if settings.reorder == "always":
+            if settings.mode is Mode.BALANCE and settings.reorder == "always":
                 expected = "auto or never in ROLL, where no expert moves"
                 raise InvalidInput.of("relibra.reorder", expected=expected, got=settings.reorder)
             beside = "" if optimizer is not None else nearest_job_id(self.worker.cluster_name or "reference")
-            self.passes = attach_job(replace(settings, reorder="never"), layers, models, optimizer, beside=beside)
-            self.forward_backward_func = self._in_a_pass(vars(self)["forward_backward_func"])
+            self.passes = attach_job(settings, layers, models, optimizer, beside=beside, moves=False)
+            if self.passes.agent is not None:
+                self.forward_backward_func = self._in_a_pass(vars(self)["forward_backward_func"])
 
         def train_step(self, *args: Any, **kwargs: Any) -> Any:
             """Train as ROLL does, under a plan."""

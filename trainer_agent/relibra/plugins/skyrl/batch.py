@@ -2,8 +2,7 @@
 
 Written against SkyRL 0.4.0 (`skyrl/backends/skyrl_train/utils/packed_tensor.py`, `.../workers/worker_utils.py` and
 `.../workers/megatron/`). The adapter reads `rollout_expert_indices`, and `sequences` and `attention_mask` `[B, S]`.
-The former is a `PackedTensor` with `values` `[T, layers, K]` and `cu_seqlens` `[B + 1]`; older versions of SkyRL have
-a tensor `[B, S, layers, K]`.
+The former is a `PackedTensor` with `values` `[T, layers, K]` and `cu_seqlens` `[B + 1]`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from relibra.errors import InvalidInput
-from relibra.routing.formats.batch import decode_jagged, decode_padded
+from relibra.routing.formats.batch import decode_jagged
 from relibra.routing.model_layers import ModelLayers
 from relibra.routing.sequence_name import name_sequence
 from relibra.routing.sequence_routing import SequenceRouting, as_integers
@@ -48,8 +47,6 @@ def _names(batch: Mapping[str, Any]) -> list[str]:
 
 def _routings(batch: Mapping[str, Any], layers: ModelLayers) -> list[SequenceRouting]:
     routed, mask = batch["rollout_expert_indices"], batch["attention_mask"]
-    if not hasattr(routed, "cu_seqlens"):
-        return decode_padded(routed, mask, layers)
     length_B = as_integers(mask.sum(axis=1), "attention_mask").tolist()
     packed_B = np.diff(as_integers(routed.cu_seqlens, "rollout_expert_indices.cu_seqlens")).tolist()
     if packed_B != length_B:

@@ -1,7 +1,6 @@
 """SkyRL's Megatron reference worker with an agent inside: a job of its own, planned from history; no expert moves."""
 
 import os
-from dataclasses import replace
 from typing import Any
 
 from skyrl.backends.skyrl_train.workers.megatron import megatron_model_wrapper, megatron_worker
@@ -29,12 +28,10 @@ class BalancedReferenceWorker(megatron_worker.MegatronRefWorkerBase):  # type: i
         """
         super().init_model(*args, **kwargs)
         settings = PluginSettings.read({}, os.environ, default_job="skyrl", may_pack=False)
-        if settings.mode is Mode.OBSERVE:
-            return
-        check_settings(self.cfg, self.cfg.ref.megatron_config, self.provider)
+        if settings.mode is Mode.BALANCE:
+            check_settings(self.cfg, self.cfg.ref.megatron_config, self.provider)
         layers = layers_of_config(self.strategy.hf_config.get_text_config().to_dict())
-        settings = replace(settings, reorder="never")
-        self.passes = attach_job(settings, layers, self.actor_module, None, beside="reference")
+        self.passes = attach_job(settings, layers, self.actor_module, None, beside="reference", moves=False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run a pass as SkyRL does, under a plan."""

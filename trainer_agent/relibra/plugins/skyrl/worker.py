@@ -11,7 +11,6 @@ from relibra.agent import Phase
 from relibra.errors import Unsupported
 from relibra.plugins.attached_job import attach_job
 from relibra.plugins.balanced_passes import BalancedPasses, within
-from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.points import check_points
 from relibra.plugins.settings import Mode, PluginSettings
 from relibra.plugins.skyrl import points
@@ -50,11 +49,11 @@ class BalancedPolicyWorker(megatron_worker.MegatronPolicyWorkerBase):  # type: i
             return
         settings = PluginSettings.read({}, os.environ, default_job="skyrl", may_pack=False)
         layers = layers_of_config(self.strategy.hf_config.get_text_config().to_dict())
-        if settings.mode is Mode.OBSERVE:
-            self.observer = observe_megatron(settings, layers, self.actor_module, self.optimizer)
-            return
-        check_settings(self.cfg, self.cfg.policy.megatron_config, self.provider)
+        if settings.mode is Mode.BALANCE:
+            check_settings(self.cfg, self.cfg.policy.megatron_config, self.provider)
         self.passes = attach_job(settings, layers, self.actor_module, self.optimizer)
+        if self.passes.agent is None:
+            return
         self._has_gradients = False
         self.model.forward = self._in_a_pass(self.model.forward, is_training=False)
         self.model.forward_backward_mini_batch = self._in_a_pass(

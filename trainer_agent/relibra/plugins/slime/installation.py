@@ -133,5 +133,5 @@ def _noted(name: str, note: Callable[[Any], None]) -> property:
 
 def _save_hf(plain: Callable[..., Any], *args: Any, **named: Any) -> Any:
     # The functions write files in one call, and hand out no stream whose names could be changed.
-    with training().at_original_places():
+    with training().passes.at_original_places():
         return plain(*args, **named)

@@ -3,9 +3,9 @@
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -14,7 +14,6 @@ from relibra.agent import Phase
 from relibra.errors import Unsupported
 from relibra.plugins.attached_job import attach_job, parallel_layout
 from relibra.plugins.balanced_passes import BalancedPasses
-from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.settings import Mode, PluginSettings, job_name
 from relibra.plugins.slime.framework import Batches, Framework, config_file
 from relibra.plugins.slime.other_models import OtherModels
@@ -49,9 +48,7 @@ class BalancedTraining:
         self._settings = PluginSettings.read(
             getattr(args, "relibra", None) or {},
             os.environ,
-            default_job=job_name(
-                getattr(args, "wandb_project", None), getattr(args, "wandb_group", None), default=framework.name
-            ),
+            default_job=_job_name(args, framework.name),
         )
         if self._settings.mode is Mode.BALANCE:
             framework.check(args)
@@ -73,20 +70,14 @@ class BalancedTraining:
     def attach(self, role: str, chunks: Sequence[Any], optimizer: Any) -> None:
         """Collective over all ranks: register the job, and attach an agent to the actor or critic that was built."""
         self._is_critic = role == "critic"
-        if self._settings.mode is Mode.OBSERVE:
-            if not self._is_critic:
-                self.observer = observe_megatron(self._settings, self._layers, chunks, optimizer)
-            return
-        settings = replace(self._settings, reorder="never") if self._is_critic else self._settings
-        beside = "critic" if self._is_critic else ""
-        self.passes = attach_job(settings, self._layers, chunks, optimizer, beside=beside)
-        if self._is_critic:
+        beside, moves = "critic" if self._is_critic else "", not self._is_critic
+        self.passes = attach_job(self._settings, self._layers, chunks, optimizer, beside=beside, moves=moves)
+        if self._is_critic or self.passes.agent is None:
             return
         self._others = OtherModels(self.passes, self._args)
         if self.passes.mover is not None:
             # Megatron's default, dp_reshardable, stores optimizer state by place.
             self._args.dist_ckpt_optim_fully_reshardable = True
-        assert self.passes.agent is not None
         listen_to_replays(self.passes.agent, chunks, self._replaying)
         if self._settings.pack:
             check_packable(parallel_layout(), self.passes.planned.cluster)
@@ -197,10 +188,6 @@ class BalancedTraining:
         if self.passes.mover is not None:
             self.passes.mover.follow(backuper)
 
-    def at_original_places(self) -> AbstractContextManager[None]:
-        """Collective over all ranks: have every expert at its original place in the body, to be exported."""
-        return self.passes.at_original_places()
-
     def send_right_names(self, updater: Any) -> None:
         """Make the updates of rollout engines send every expert under its own name; a second call does nothing."""
         self._has_updater = True
@@ -259,3 +246,10 @@ class BalancedTraining:
             return self._batches(training_step)
 
         self.passes.begin(phase, batch, key=(self._rollout, training_step))
+
+
+def _job_name(args: Any, default: str) -> str:
+    """Return the names that W&B gets, or that of the folder of checkpoints."""
+    folder = Path(getattr(args, "save", None) or "").name
+    of_tracker = (getattr(args, name, None) for name in ("wandb_project", "wandb_group"))
+    return job_name(*of_tracker, default=job_name(folder, default=default))

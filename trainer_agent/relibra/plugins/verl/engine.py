@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from relibra.agent import Phase
+from relibra.agent import Agent, Phase
 from relibra.errors import Unsupported
 from relibra.plugins.attached_job import attach_job
 from relibra.plugins.balanced_passes import BalancedPasses, replace_attribute, within
-from relibra.plugins.observed_job import observe_megatron
 from relibra.plugins.settings import Mode, PluginSettings
 from relibra.plugins.verl import sent
 from relibra.plugins.verl.batch import rank_batch
@@ -76,12 +75,8 @@ def balanced(engine: type[Any], beside: str = "") -> type[Any]:
                 relibra_section(configuration), os.environ, default_job=default_job(configuration)
             )
             super().initialize(*args, **kwargs)
-            if settings.mode is Mode.OBSERVE:
-                if not model:
-                    layers = read_model_config(self.model_config.local_path)
-                    self.observer = observe_megatron(settings, layers, self.module, self.optimizer)
-                return
-            check_settings(self.engine_config)
+            if settings.mode is Mode.BALANCE:
+                check_settings(self.engine_config)
             with self._on_device():
                 self.passes = attach_job(
                     settings,
@@ -96,7 +91,7 @@ def balanced(engine: type[Any], beside: str = "") -> type[Any]:
                 self._process = TrainingProcess(settings, self.passes)
             self._host_copies = HostCopies(self.passes, self.module, partial(self._on_device, weights_alone=True))
             if self.passes.mover is not None and not forward_only:
-                self._checkpoint_by_expert()
+                self._checkpoint_by_expert(self.passes.mover)
 
         def forward_backward_batch(
             self, data: Any, loss_function: Any, forward_only: bool = False, *args: Any, **kwargs: Any
@@ -141,23 +136,14 @@ def balanced(engine: type[Any], beside: str = "") -> type[Any]:
                 shards, adapter = super().get_per_tensor_param_shard(*args, **kwargs)
             return self.passes.read_at_original_places(shards), adapter
 
-        def _checkpoint_by_expert(self) -> None:
-            passes = self.passes
+        def _checkpoint_by_expert(self, mover: Agent) -> None:
             manager = self.checkpoint_mananager  # verl spells it so
             # Its default, dp_reshardable, stores optimizer state by place.
             manager.config.megatron.dist_ckpt_optim_fully_reshardable = True
             # The bridges write files in one call, and hand out no stream whose names could be changed.
             save, load = manager._save_model_as_hf_via_bridge, manager._load_model_as_hf_via_bridge
-
-            def save_by_place(*args: Any, **kwargs: Any) -> None:
-                with passes.at_original_places():
-                    save(*args, **kwargs)
-
-            def load_by_place(*args: Any, **kwargs: Any) -> None:
-                with passes.loading_by_place():
-                    load(*args, **kwargs)
-
-            manager._save_model_as_hf_via_bridge, manager._load_model_as_hf_via_bridge = save_by_place, load_by_place
+            manager._save_model_as_hf_via_bridge = mover.at_original_places()(save)
+            manager._load_model_as_hf_via_bridge = self.passes.loading_by_place()(load)
 
         @contextmanager
         def _on_device(self, *, weights_alone: bool = False) -> Iterator[None]:
