@@ -121,12 +121,11 @@ class Layers:
         moved: ExpertTransport = Nowhere() if device is None else SymmetricTransport(device)
         transport, num_slots = TimedTransport(moved), CLUSTER.redundant_slots
         slots = Slots(by_layer, num_slots, CPU, with_gradients=False, memory=transport.memory)
-        gathered: dict[int, Callable[[], None]] = {layer: lambda: None for layer in by_layer}
         arrivals = Arrivals(transport, self._experts, num_slots, None, CPU, ARRIVING_BYTES // NUM_PARTS)
         context = ReplicaContext(
             transport=transport,
             slots=slots,
-            fetcher=Fetcher(transport, slots, by_layer, gathered),
+            fetcher=Fetcher(transport, slots, by_layer, {}),
             returns=GradientReturns(transport, arrivals, None),
             split=TokenSplit(lambda: dist.group.WORLD, 0, CLUSTER.gpus_per_node),
         )
