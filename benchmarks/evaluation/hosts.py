@@ -27,7 +27,10 @@ def hosts() -> str:
         replace(training.constants, **{name: getattr(training.ranges[name], end) for name in SPEEDS})
         for end in ("mid", "low", "high")
     ]
-    devices = [device_us_ML(cells_of(even_work(_even(tokens), 128, _NODE), training)) for tokens in _TOKENS]
+    devices = [
+        device_us_ML(cells_of(even_work(_even(tokens), 128, _NODE), replace(training, sequence_length=tokens)))
+        for tokens in _TOKENS
+    ]
     lines = []
     for stage in MEGATRON:
         host = ("{:.0f} ({:.0f} to {:.0f})".format(*(of[stage].us(end) for end in ends)) for of in (MEGATRON, RELIBRA))

@@ -9,6 +9,7 @@ from benchmarks.evaluation.hosts import SPEEDS
 from benchmarks.evaluation.page import cases, markdown
 from relibra.evaluation.policies import POLICIES, reordering
 from relibra.evaluation.simulation import simulate
+from relibra.planning import PlanParams
 
 _MODELS = ("gpt-oss-20b", "moonlight-16b", "qwen3-30b-a3b")
 _TOKENS = (1024, 4096, 8192)
@@ -25,15 +26,19 @@ def one_node() -> Iterator[Case]:
 
 
 def _rows(model: str, tokens: int) -> Rows:
-    """Return the rows of all ways, with hosts in the middle and at the slow end of their ranges; plans know these."""
-    asked, found = replace(question(model, 8), tokens_per_rank=tokens), Rows()
+    """Return the rows of all ways, with hosts in the middle and at the slow end of their ranges.
+
+    Plans take hosts in the middle, as a job does that has measured nothing.
+    """
+    asked, found = replace(question(model, 8), tokens_per_rank=tokens, sequence_length=float(tokens)), Rows()
     before, now = asked.steps(seed=0)
+    params = PlanParams(cost=asked.training.planning_cost)
     others = {"relibra": POLICIES["relibra"], "always": reordering, "no copies": POLICIES["reorder-only"]}
     slow = {name: asked.training.ranges[name].high for name in SPEEDS}
     for host in _HOSTS:
         constants = replace(asked.training.constants, **(slow if host == "slow" else {}))
         training = replace(asked.training, constants=constants, ranges={})
-        outcomes = simulate(now, before, training, _RIVALS, num_threads=1, others=others, rivals=())
+        outcomes = simulate(now, before, training, _RIVALS, params, num_threads=1, others=others, rivals=())
         found += [row(outcome, model=model, tokens=tokens, host=host) for outcome in outcomes]
     return found
 

@@ -35,22 +35,22 @@ class HostWork(NamedTuple):
 
 
 MEGATRON: Mapping[str, HostWork] = {
-    "dispatch": HostWork(27, 2),
-    "experts": HostWork(82, 2),
-    "combine": HostWork(45, 3),
-    "attention": HostWork(171, 44),
-    "router": HostWork(104, 22),
-    "backward": HostWork(306, 108.75),
+    "dispatch": HostWork(30, 2),
+    "experts": HostWork(88, 2),
+    "combine": HostWork(48, 3),
+    "attention": HostWork(187, 44),
+    "router": HostWork(114, 22),
+    "backward": HostWork(337, 108.75),
 }
 """A layer of megatron-core without relibra (`python -m benchmarks.host_layer`)."""
 
 RELIBRA: Mapping[str, HostWork] = {
     "dispatch": HostWork(0, 0),
-    "experts": HostWork(29, 8),
+    "experts": HostWork(10, 2),
     "combine": HostWork(2, 0),
-    "attention": HostWork(20, 2),
-    "router": HostWork(29, 6),
-    "backward": HostWork(81, 16.5),
+    "attention": HostWork(42, 8),
+    "router": HostWork(30, 6),
+    "backward": HostWork(90, 16.5),
 }
 """What the agent adds in a cell with replicas that is new in its step (`python -m benchmarks.host_cost`)."""
 
