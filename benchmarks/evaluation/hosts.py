@@ -11,12 +11,11 @@ from relibra.evaluation.model_presets import model_shape
 from relibra.evaluation.training import Training
 from relibra.evaluation.work import even_work
 from relibra.planning import Cluster, StepLoad
+from relibra.planning.machines.constants import HOST_SPEEDS
 from relibra.planning.machines.dispatcher import Dispatcher
 from relibra.planning.machines.hardware import HARDWARE
 from relibra.planning.machines.host_work import MEGATRON, RELIBRA
 
-SPEEDS = ("operation_us", "driver_call_us")
-"""The constants that say how fast hosts are."""
 _MODEL, _NODE, _TOKENS = "qwen3-30b-a3b", Cluster(num_nodes=1, gpus_per_node=8, redundant_slots=2), (8192, 1024)
 
 
@@ -24,7 +23,7 @@ def hosts() -> str:
     """Return a line for each stage of a pass, on a node of 8 H100 whose tokens are spread evenly."""
     training = Training.of(model_shape(_MODEL), HARDWARE["h100"], _NODE, Dispatcher.ALLTOALL)
     ends = [
-        replace(training.constants, **{name: getattr(training.ranges[name], end) for name in SPEEDS})
+        replace(training.constants, **{name: getattr(training.ranges[name], end) for name in HOST_SPEEDS})
         for end in ("mid", "low", "high")
     ]
     devices = [

@@ -5,11 +5,11 @@ from dataclasses import replace
 from functools import partial
 
 from benchmarks.evaluation.cases import Case, Rows, question, row
-from benchmarks.evaluation.hosts import SPEEDS
 from benchmarks.evaluation.page import cases, markdown
 from relibra.evaluation.policies import POLICIES, reordering
 from relibra.evaluation.simulation import simulate
 from relibra.planning import PlanParams
+from relibra.planning.machines.constants import HOST_SPEEDS
 
 _MODELS = ("gpt-oss-20b", "moonlight-16b", "qwen3-30b-a3b")
 _TOKENS = (1024, 4096, 8192)
@@ -34,7 +34,7 @@ def _rows(model: str, tokens: int) -> Rows:
     before, now = asked.steps(seed=0)
     params = PlanParams(cost=asked.training.planning_cost)
     others = {"relibra": POLICIES["relibra"], "always": reordering, "no copies": POLICIES["reorder-only"]}
-    slow = {name: asked.training.ranges[name].high for name in SPEEDS}
+    slow = {name: asked.training.ranges[name].high for name in HOST_SPEEDS}
     for host in _HOSTS:
         constants = replace(asked.training.constants, **(slow if host == "slow" else {}))
         training = replace(asked.training, constants=constants, ranges={})

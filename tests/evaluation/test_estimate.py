@@ -30,6 +30,17 @@ def test_constants_without_a_range_have_their_middle_for_ends():
     assert (found.low, found.high) == (7.0, 7.0)
 
 
+def test_hosts_are_slow_or_fast_as_is_worse_with_the_other_constants_at_their_ends():
+    """Alone, at the middle of the others, a slow host changes nothing."""
+    ranges = {"wave_us": _WAVE, "operation_us": Range(low=1.0, mid=2.0, high=300.0, source="a test")}
+    found = estimate(
+        lambda constants: constants.wave_us - max(0.0, constants.operation_us - constants.wave_us),
+        replace(CONSTANTS, wave_us=301.0, operation_us=2.0),
+        ranges,
+    )
+    assert found.low == 100 - 200
+
+
 def test_several_samples_have_one_middle_and_the_ends_of_all():
     found = Estimate.over([Estimate(1.2, 1.1, 1.3), Estimate(1.4, 1.25, 1.5)])
     assert (found.mid, found.low, found.high) == (pytest.approx(1.3), 1.1, 1.5)

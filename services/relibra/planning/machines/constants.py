@@ -17,6 +17,9 @@ from relibra.planning.machines.range import Range
 GRADIENT_BYTES_PER_WEIGHT_BYTE = 2
 """fp32 gradients of bf16 weights."""
 
+HOST_SPEEDS = ("operation_us", "driver_call_us")
+"""The constants that say how fast hosts are."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
