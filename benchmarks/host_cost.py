@@ -10,6 +10,8 @@ with neither computation nor transfers, and without the driver's few microsecond
 processor, and the tenth percentile of all turns, because other work on the machine only adds to it.
 
 - *Plain* is the same layer without the agent, and its time is subtracted.
+- Forwards are cut into the stages of `benchmarks.host_layer`, and a figure of a stage is the mean of both forwards. The
+  agent has no code in the stage *dispatch*, from the host's wait for splits to the launch of dispatch.
 - *Operations* are those that torch's dispatcher counts: on a GPU, most of them are launches. *Kernels* are relibra's.
   *Other calls* of the driver queue copies, words and events.
 - A replicated cell has 14 replicas of two experts in this node. One replica is on this rank, and seven are of an expert
