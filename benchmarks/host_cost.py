@@ -10,6 +10,8 @@ with neither computation nor transfers, and without the driver's few microsecond
 processor, and the tenth percentile of all turns, because other work on the machine only adds to it.
 
 - *Plain* is the same layer without the agent, and its time is subtracted.
+- Forwards are cut into the stages of `benchmarks.host_layer`, and a figure of a stage is the mean of both forwards. The
+  agent has no code in the stage *dispatch*, from the host's wait for splits to the launch of dispatch.
 - *Operations* are those that torch's dispatcher counts: on a GPU, most of them are launches. *Kernels* are relibra's.
   *Other calls* of the driver queue copies, words and events.
 - A replicated cell has 14 replicas of two experts in this node. One replica is on this rank, and seven are of an expert
@@ -29,19 +31,18 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.driver_stub import StubDriver
 from benchmarks.host_stand_ins import NUM_RANKS, Nowhere, StubMemory, TinyExperts
+from benchmarks.laps import Laps, Operations, small_operation_us
 from benchmarks.results import show, write
 from relibra.agent.cells.arrivals import NUM_PARTS, Arrivals
 from relibra.agent.cells.cells import StepCells
@@ -78,19 +79,6 @@ REPLICAS = sorted(
 """(layer, expert, rank): an expert of ranks 0 and 1 on all other ranks, another one in every layer."""
 
 
-class Operations(TorchDispatchMode):
-    """Counts operations but for views, which launch nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num = 0
-
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = operation(*args, **(kwargs or {}))
-        self.num += not operation.is_view and not any(name in str(operation) for name in ("empty", "detach"))
-        return result
-
-
 def plan_with(replicas: Sequence[tuple[int, int, int]]) -> StepPlan:
     """Return the plan of one micro-batch."""
     return StepPlan(
@@ -103,17 +91,6 @@ def plan_with(replicas: Sequence[tuple[int, int, int]]) -> StepPlan:
         reason="",
         level=Level.MICRO_BATCHES,
     )
-
-
-_DONE: Any = SimpleNamespace(wait=lambda: None)
-
-
-class AloneSplit(TokenSplit):
-    """A split whose counts never arrive: what gathering them takes depends on the network, and no kernel reads them."""
-
-    def start(self, mine: Tensor) -> tuple[Tensor, Any]:
-        """Return the place of the counts."""
-        return mine.new_empty(CLUSTER.num_ranks * len(mine)), _DONE
 
 
 class Layers:
@@ -132,7 +109,8 @@ class Layers:
         device: SymmetricMemory | None = None,
         is_ahead: bool = False,
     ) -> None:
-        self._experts = [TinyExperts(NUM_HOME) for _ in range(MODEL.num_layers)]
+        self.laps = Laps()
+        self._experts = [TinyExperts(NUM_HOME, lambda: self.laps.end("experts")) for _ in range(MODEL.num_layers)]
         self._tokens = torch.zeros(NUM_TOKENS, HIDDEN, requires_grad=True)
         self._probs_TE = torch.rand(NUM_TOKENS, MODEL.num_experts, requires_grad=True)
         self._tokens_per_slot = torch.zeros(NUM_HOME + CLUSTER.redundant_slots, dtype=torch.int64)
@@ -145,14 +123,13 @@ class Layers:
         moved: ExpertTransport = Nowhere() if device is None else SymmetricTransport(device)
         transport, num_slots = TimedTransport(moved), CLUSTER.redundant_slots
         slots = Slots(by_layer, num_slots, CPU, with_gradients=False, memory=transport.memory)
-        gathered: dict[int, Callable[[], None]] = {layer: lambda: None for layer in by_layer}
         arrivals = Arrivals(transport, self._experts, num_slots, None, CPU, ARRIVING_BYTES // NUM_PARTS)
         context = ReplicaContext(
             transport=transport,
             slots=slots,
-            fetcher=Fetcher(transport, slots, by_layer, gathered),
+            fetcher=Fetcher(transport, slots, by_layer, {}),
             returns=GradientReturns(transport, arrivals, None),
-            split=AloneSplit(lambda: dist.group.WORLD, 0, CLUSTER.gpus_per_node),
+            split=TokenSplit(lambda: dist.group.WORLD, 0, CLUSTER.gpus_per_node),
         )
         self._executions = [
             LayerExecution(
@@ -189,14 +166,18 @@ class Layers:
         )
         transfer_schedule.cache_clear()
 
-    def run(self) -> None:
+    def run(self, laps: Laps) -> None:
         """Run all passes of a step: without a backward, forward, and backward."""
-        with torch.no_grad():
-            self.forward()
-        self.forward().backward()
+        self.laps = laps
+        for is_recorded in (False, True):
+            laps.begin()
+            with torch.set_grad_enabled(is_recorded):
+                output = self._forward()
+        laps.begin()
+        output.backward()
+        laps.end("backward")
 
-    def forward(self) -> Tensor:
-        """Run all layers forward; return the sum that a backward starts from."""
+    def _forward(self) -> Tensor:
         self._tokens.grad = self._probs_TE.grad = None
         with running(self._micro_batch) if self._executions else nullcontext():
             hidden = self._tokens
@@ -207,17 +188,21 @@ class Layers:
     def _layer(self, layer: int, hidden: Tensor) -> Tensor:
         execution = self._executions[layer] if self._executions else None
         if execution is None:
-            return self._experts[layer].forward(hidden, self._tokens_per_slot, self._probs_TE[:, 0])[0]
-        execution.enter()
-        self._replays[layer].get_replay_topk(self._probs_TE, MODEL.top_k, default_compute_topk=_no_topk)
-        probs, _ = execution.remap(self._probs_TE, MAP_TE, training=True)
-        forward: Any = self._experts[layer].forward
-        computed, _ = execution.compute(forward, hidden, self._tokens_per_slot, probs[:, 0])
+            self.laps.end("attention")
+            self.laps.end("router")
+            computed = self._experts[layer].forward(hidden, self._tokens_per_slot, self._probs_TE[:, 0])[0]
+        else:
+            execution.enter()
+            self.laps.end("attention")
+            self._replays[layer].get_replay_topk(self._probs_TE, MODEL.top_k, default_compute_topk=_no_topk)
+            probs, _ = execution.remap(self._probs_TE, MAP_TE, training=True)
+            self.laps.end("router")
+            forward: Any = self._experts[layer].forward
+            computed, _ = execution.compute(forward, hidden, self._tokens_per_slot, probs[:, 0])
+        self.laps.end("combine")
         return computed
 
 
-PASSES = "recompute", "forward", "backward"
-"""Those of a step: one without a backward first, then one with it."""
 MAP_TE = torch.ones(NUM_TOKENS, MODEL.num_experts, dtype=torch.bool)
 
 
@@ -225,25 +210,30 @@ def _no_topk(scores: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return scores, scores
 
 
-def measured_us(
-    cases: Mapping[str, Layers], num_turns: int, *, is_first_time: bool = False
-) -> dict[str, NDArray[np.float64]]:
-    """Run all cases in turn; return the tenth percentiles of the times of each pass over a cell."""
-    times_us: dict[str, list[NDArray[np.float64]]] = {name: [] for name in cases}
+ByStage = dict[str, float]
+"""A figure of a cell for every stage of a forward, and for its backward; see `benchmarks.host_layer`."""
+
+
+def measured_us(cases: Mapping[str, Layers], num_turns: int, *, is_first_time: bool = False) -> dict[str, ByStage]:
+    """Run all cases in turn; return the tenth percentiles of the times of each stage, means of both forwards."""
+    turns: dict[str, list[ByStage]] = {name: [] for name in cases}
     for turn in range(num_turns):
         for name, layers in cases.items():
             if is_first_time:
                 layers.begin_step()
-            marks_s = [time.thread_time()]
-            with torch.no_grad():
-                layers.forward()
-            marks_s.append(time.thread_time())
-            outputs = layers.forward()
-            marks_s.append(time.thread_time())
-            outputs.backward()
-            marks_s.append(time.thread_time())
-            times_us[name] += [np.diff(marks_s) / MODEL.num_layers * 1e6] * (turn > 10)
-    return {name: np.percentile(each, 10, axis=0) for name, each in times_us.items()}
+            turns[name] += [by_stage(layers, lambda: time.thread_time() * 1e6)] * (turn > 10)
+    return {
+        name: {stage: float(np.percentile([each[stage] for each in of_turns], 10)) for stage in of_turns[0]}
+        for name, of_turns in turns.items()
+    }
+
+
+def by_stage(layers: Layers, gauge: Callable[[], float]) -> ByStage:
+    """Run all passes over all layers; return what a gauge rises by in a pass over a cell."""
+    layers.run(laps := Laps(gauge))
+    return {
+        stage: risen / MODEL.num_layers / (1 if stage == "backward" else 2) for stage, risen in laps.by_stage.items()
+    }
 
 
 class Counts(NamedTuple):
@@ -259,27 +249,17 @@ class Counts(NamedTuple):
 
 def counts(layers: Layers, driver: StubDriver) -> Counts:
     """Run all layers; return what they queue per cell."""
-    num_launches, num_calls = driver.num_launches(), driver.num_calls()
+    before = driver.num_launches(), driver.num_calls()
     with Operations() as operations:
-        layers.run()
-    num_launches, num_calls = driver.num_launches() - num_launches, driver.num_calls() - num_calls
+        layers.run(Laps())
+    num_launches, num_calls = driver.num_launches() - before[0], driver.num_calls() - before[1]
     return Counts(*(num / MODEL.num_layers for num in (operations.num, num_launches, num_calls - num_launches)))
-
-
-def small_operation_us() -> float:
-    """Return the tenth percentile of the time of `torch.empty(1).add_(1)`: how fast this core is."""
-    times_us = []
-    for _ in range(200):
-        began_s = time.thread_time()
-        for _ in range(20):
-            torch.empty(1).add_(1)
-        times_us.append((time.thread_time() - began_s) / 20 * 1e6)
-    return float(np.percentile(times_us, 10))
 
 
 @contextmanager
 def launching_with(stub: StubDriver) -> Iterator[None]:
-    """Let the operators of relibra launch their kernels in the body with a driver that does nothing."""
+    """Let relibra launch its kernels with a driver that does nothing, and gather counts at once, in the body."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=NUM_RANKS)
     with stub.loaded() as device:
 
         def on_a_device(*_: object) -> Device:
@@ -287,6 +267,7 @@ def launching_with(stub: StubDriver) -> Iterator[None]:
 
         with mock.patch.object(ops, "_kernels", on_a_device):
             yield
+    dist.destroy_process_group()
 
 
 def main() -> None:
@@ -307,16 +288,22 @@ def main() -> None:
         first_times = {"replicas, symmetric memory, first time": Layers(REPLICAS, device=StubMemory(driver))}
         times_us = measured_us(cases, num_turns) | measured_us(first_times, num_turns, is_first_time=True)
         counted = {name: counts(layers, driver) for name, layers in (cases | first_times).items()}
-    plain_us, num_plain = times_us.pop("plain"), counted["plain"].operations
+        with Operations() as operations:
+            called = {
+                name: by_stage(layers, lambda: operations.num + driver.num_calls())
+                for name, layers in (cases | first_times).items()
+            }
+    plain_us, plain_calls = times_us.pop("plain"), called["plain"]
     rows = [
         {
             "cell": name,
-            **{f"{kind} us": round(float(us), 1) for kind, us in zip(PASSES, time_us - plain_us, strict=True)},
-            "operations": counted[name].operations - num_plain,
+            **{f"{stage} us": round(us - plain_us[stage], 1) for stage, us in times_us[name].items()},
+            **{f"{stage} calls": num - plain_calls[stage] for stage, num in called[name].items()},
+            "operations": counted[name].operations - counted["plain"].operations,
             "kernels": counted[name].kernels,
             "other calls": counted[name].other_calls,
         }
-        for name, time_us in times_us.items()
+        for name in times_us
     ]
     operation_us = round(small_operation_us(), 2)
     title = "per layer and micro-batch, beyond the plain layer"

@@ -1,6 +1,6 @@
 """Stand-ins for all that costs time beside the host's own work for a cell: transfers, devices, kernels, experts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -74,9 +74,11 @@ class TinyExperts:
 
     Args:
         num_home_slots: the number of experts, of two tensors each.
+        launched: called when the product has run.
     """
 
-    def __init__(self, num_home_slots: int) -> None:
+    def __init__(self, num_home_slots: int, launched: Callable[[], None] = lambda: None) -> None:
+        self._launched = launched
         self.module = nn.Module()
         self.parameters = [[nn.Parameter(torch.zeros(4, 4)) for _ in range(2)] for _ in range(num_home_slots)]
         self.num_home_slots = num_home_slots
@@ -102,4 +104,5 @@ class TinyExperts:
     def product(self, tokens: Tensor, probs: Tensor, more: Sequence[Tensor]) -> Tensor:
         """Return the tokens, with all weights in their graph."""
         product: Tensor = _Product.apply(tokens, probs, *self._flat, *more)  # type: ignore[no-untyped-call]
+        self._launched()
         return product

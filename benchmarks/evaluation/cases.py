@@ -66,6 +66,7 @@ def row(outcome: Outcome, **where: object) -> dict[str, object]:
         "dispatch_share": step.dispatch_s / step.total_s,
         "transfer_share": step.transfer_s / step.total_s,
         "decision_share": step.decision_s / step.total_s,
+        "host_share": step.host_s / step.total_s,
         "reorder_share": step.reorder_s / step.total_s,
         "first_placement_share": step.first_placement_s / step.total_s,
         "replicas_per_cell": outcome.replicas_per_cell,

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.drift import drift
-from benchmarks.evaluation.one_node import copies_or_moves
+from benchmarks.evaluation.hosts import hosts
+from benchmarks.evaluation.one_node import hosts_on_one_node
 from benchmarks.evaluation.page import Row, cases, markdown, write_tables
 from benchmarks.evaluation.rivals import POLICIES, slot_memory
 from relibra.evaluation.policies import PUBLISHED
@@ -237,7 +238,7 @@ EVALUATION: Tables = {
     "presets": lambda: _lines(_sorted("presets"), _GAINS),
     "hardware": lambda: _lines(cases("hardware", "hardware", "ep", "dispatcher"), _GAINS),
     "baselines": _baselines,
-    "one_node": copies_or_moves,
+    "one_node": hosts_on_one_node,
 }
 PARTS: Tables = {
     "rivals": _rivals,
@@ -252,6 +253,7 @@ SIMULATION: Tables = {
     "drift": drift,
     "sensitivity": lambda: _lines(cases("sensitivity", "coefficient", "value"), _SENSITIVITY),
     "constants": _constants,
+    "hosts": hosts,
 }
 
 TABLES = {

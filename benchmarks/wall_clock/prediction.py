@@ -160,7 +160,9 @@ def _training(
         hiding_share=0.0,  # a rank has one core, so it cannot compute while it copies
         weight_sm_share=0.0,
         gradient_sm_share=0.0,
-        host_us=cost.host_us,
+        operation_us=0.0,  # what hosts do for replicas is in the measured cost model, and the rest in other times
+        driver_call_us=0.0,
+        gather_us=0.0,
         wave_us=0.0,  # the rate of moves is that of whole reorders
         tile_rows=1.0,
     )

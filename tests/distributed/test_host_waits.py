@@ -9,6 +9,7 @@ if IS_RANK:
     from unittest import mock
 
     import torch
+    from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
     from torch.overrides import TorchFunctionMode
 
     from harness.distributed.comparison import EXPERTS, balanced_job, num_micro_batches
@@ -63,3 +64,30 @@ def test_the_host_waits_for_no_device_in_forward_and_backward(cluster):
     assert +host.moves == {"relibra.agent.cells.replay": num, "relibra.agent.cells.counts_ahead": num}
     for module in ("visit", "replay", "given_routing", "gradient_return"):
         assert host.calls[f"relibra.agent.cells.{module}"] > 0, "the count sees what this module calls"
+
+
+@on_ranks(EP2_EDP2)
+def test_the_agent_does_nothing_between_the_wait_for_splits_and_the_launch_of_dispatch(cluster):
+    """There the device has nothing to do, so all that the host did would cost its time."""
+    job, _ = balanced_job(cluster, **EXPERTS["grouped"])
+    plain, called, points = MoEAlltoAllTokenDispatcher.token_dispatch, Counter(), Counter()
+
+    def note(frame, event, _):
+        called[frame.f_globals.get("__name__", "")] += event == "call"
+
+    def token_dispatch(self, *args):
+        points[self.cuda_sync_point] += 1
+        sys.setprofile(note)
+        try:
+            return plain(self, *args)
+        finally:
+            sys.setprofile(None)
+
+    assert job.agent.begin_step(0, Phase.UPDATE).num_replicas > 0
+    with mock.patch.object(MoEAlltoAllTokenDispatcher, "token_dispatch", token_dispatch):
+        job.run(0, num_micro_batches())
+    job.agent.end_step()
+    job.agent.detach()
+    assert set(points) == {"before_ep_alltoall"}, "the host waits where it begins to dispatch"
+    assert called["megatron.core.transformer.moe.token_dispatcher"] > 0
+    assert [name for name in called if name.startswith(("relibra.agent", "relibra.kernels"))] == []

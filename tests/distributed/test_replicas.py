@@ -120,7 +120,7 @@ def test_weights_are_on_their_way_before_they_are_wanted(cluster, recomputation)
     plain, uses = Fetcher.take, Counter()
 
     def take(self, use, side, following):
-        uses["begun" if self._expected == use else "late"] += 1
+        uses["begun" if self._held[side] == use else "late"] += 1
         plain(self, use, side, following)
 
     job, _ = balanced_job(cluster, **RECOMPUTE[recomputation])

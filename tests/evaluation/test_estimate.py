@@ -7,14 +7,14 @@ from relibra.evaluation.estimate import Estimate, estimate
 from relibra.planning.machines.range import Range
 
 _HIDING = Range(low=0.5, mid=1.0, high=2.0, source="a test")
-_HOST = Range(low=100.0, mid=200.0, high=400.0, source="a test")
+_WAVE = Range(low=100.0, mid=200.0, high=400.0, source="a test")
 
 
 def test_the_ends_take_every_constant_to_its_worse_and_to_its_better_end():
     found = estimate(
-        lambda constants: constants.hiding_share / constants.host_us,
-        CONSTANTS,
-        {"hiding_share": _HIDING, "host_us": _HOST},
+        lambda constants: constants.hiding_share / constants.wave_us,
+        replace(CONSTANTS, wave_us=200.0),
+        {"hiding_share": _HIDING, "wave_us": _WAVE},
     )
     assert found.low == pytest.approx(0.5 / 400)
     assert found.high == pytest.approx(2.0 / 100)
@@ -26,8 +26,19 @@ def test_a_middle_that_is_better_than_both_ends_is_the_high_end():
 
 
 def test_constants_without_a_range_have_their_middle_for_ends():
-    found = estimate(lambda constants: constants.host_us, replace(CONSTANTS, host_us=7.0), {})
+    found = estimate(lambda constants: constants.wave_us, replace(CONSTANTS, wave_us=7.0), {})
     assert (found.low, found.high) == (7.0, 7.0)
+
+
+def test_hosts_are_slow_or_fast_as_is_worse_with_the_other_constants_at_their_ends():
+    """Alone, at the middle of the others, a slow host changes nothing."""
+    ranges = {"wave_us": _WAVE, "operation_us": Range(low=1.0, mid=2.0, high=300.0, source="a test")}
+    found = estimate(
+        lambda constants: constants.wave_us - max(0.0, constants.operation_us - constants.wave_us),
+        replace(CONSTANTS, wave_us=301.0, operation_us=2.0),
+        ranges,
+    )
+    assert found.low == 100 - 200
 
 
 def test_several_samples_have_one_middle_and_the_ends_of_all():

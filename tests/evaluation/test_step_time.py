@@ -8,8 +8,9 @@ from relibra.evaluation import cell_time
 from relibra.evaluation.assignment import Known, at_home, from_pieces
 from relibra.evaluation.step_time import balanced_step_time, step_time
 from relibra.evaluation.work import work_of
-from relibra.planning import Cluster, StepLoad
+from relibra.planning import Cluster, CostModel, StepLoad
 from relibra.planning.carriage import WAVE_US
+from relibra.planning.machines.host_work import RELIBRA, STAGES
 
 
 def cells_of(assignment, load, training):
@@ -80,11 +81,20 @@ def test_every_layer_waits_for_decisions_and_for_mapping_tokens_to_copies():
     assert step_time(at_home(EVEN.load_MLE, HOME_LE), EVEN, TRAINING).decision_s == 0
 
 
-def test_a_host_that_maps_tokens_takes_its_time_in_every_pass_over_a_cell_with_replicas():
+def test_what_hosts_do_for_replicas_costs_the_time_for_which_devices_wait():
+    on_host, kernels_s = replace(_replicated(), maps_on_host=True), 2 * (37 + 20) / 1e6
+    assert step_time(on_host, EVEN, TRAINING).decision_s == pytest.approx(kernels_s)
+    slow, forward = _with(TRAINING, operation_us=1e6), sum(RELIBRA[stage].operations for stage in STAGES)
+    waited_s = step_time(on_host, EVEN, slow).decision_s - kernels_s
+    assert waited_s == pytest.approx(2 * forward + RELIBRA["backward"].operations, rel=1e-3)
+    assert step_time(at_home(EVEN.load_MLE, HOME_LE), EVEN, slow).decision_s == 0
+
+
+def test_a_measured_wait_for_hosts_takes_the_place_of_the_model():
+    hardware = replace(TRAINING.hardware, measured=CostModel(host_us=200.0))
     on_host = replace(_replicated(), maps_on_host=True)
-    assert step_time(on_host, EVEN, TRAINING).decision_s == pytest.approx((3 * 200 + 2 * 37) / 1e6)
-    nothing = replace(at_home(EVEN.load_MLE, HOME_LE), maps_on_host=True)
-    assert step_time(nothing, EVEN, TRAINING).decision_s == 0
+    step = step_time(on_host, EVEN, replace(_with(TRAINING, operation_us=1e6), hardware=hardware))
+    assert step.decision_s == pytest.approx((3 * 200 + 2 * (37 + 20)) / 1e6)
 
 
 def test_a_step_waits_for_experts_that_move():

@@ -47,7 +47,9 @@ CONSTANTS = Constants(
     hiding_share=1.0,
     weight_sm_share=0.0,
     gradient_sm_share=0.25,
-    host_us=200.0,
+    operation_us=0.0,
+    driver_call_us=0.0,
+    gather_us=20.0,
     wave_us=1000.0,
     tile_rows=128.0,
 )

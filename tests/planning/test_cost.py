@@ -51,8 +51,16 @@ def test_hiding_transfers_makes_smaller_replicas_worthwhile():
 
 
 def test_hosts_cost_a_cell_with_replicas_three_passes_and_by_default_nothing():
-    assert CostModel(expert_us=(0.0, 0.5)).cell_tokens == 0
-    assert CostModel(expert_us=(0.0, 0.5), host_us=200.0).cell_tokens == 3 * 200 / (4 * 0.5)
+    assert CostModel(expert_us=(0.0, 0.5)).cell_tokens(8) == 0
+    assert CostModel(expert_us=(0.0, 0.5), host_us=200.0).cell_tokens(8) == 3 * 200 / (4 * 0.5)
+
+
+def test_devices_that_work_longer_hide_what_hosts_do_for_replicas():
+    cost = CostModel(expert_us=(0.0, 0.5), host_us=200.0, layer_host_us=800.0)
+    assert [cost.waiting_us(copies) for copies in (0, 1600, 1800, 2000, 9000)] == [200, 200, 100, 0, 0]
+    sent = replace(cost, token_size_bytes=1000.0, intra_node_bytes_per_us=2000.0)  # 0.5 us a copy
+    assert sent.waiting_us(900) == 100
+    assert replace(sent, sends_once_per_node=True).waiting_us(900) == 200
 
 
 def test_a_copy_that_travels_with_others_adds_less_than_a_token():
@@ -86,6 +94,7 @@ def test_a_cost_model_survives_json():
         ({"token_size_bytes": float("nan")}, "cost.token_size_bytes"),
         ({"hidden_transfer_share": 1.5}, "cost.hidden_transfer_share: expected 0 to 1"),
         ({"host_us": -1.0}, "cost.host_us: expected at least 0"),
+        ({"layer_host_us": -1.0}, "cost.layer_host_us: expected at least 0"),
         ({"sends_once_per_node": 1}, "cost.sends_once_per_node: expected true or false"),
         ({"hidden": 1}, "cost: expected the keys .* got hidden"),
         ({"expert_us": "fast"}, "cost: expected numbers"),

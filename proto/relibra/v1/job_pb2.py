@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14relibra/v1/job.proto\x12\nrelibra.v1\"\x82\x01\n\x05Model\x12\x12\n\nnum_layers\x18\x01 \x01(\r\x12\x13\n\x0bnum_experts\x18\x02 \x01(\r\x12\r\n\x05top_k\x18\x03 \x01(\r\x12 \n\x18\x65xpert_weight_size_bytes\x18\x04 \x01(\x04\x12\x1f\n\x17\x65xpert_state_size_bytes\x18\x05 \x01(\x04\"c\n\x07\x43luster\x12\x11\n\tnum_nodes\x18\x01 \x01(\r\x12\x15\n\rgpus_per_node\x18\x02 \x01(\r\x12\x17\n\x0fredundant_slots\x18\x03 \x01(\r\x12\x15\n\rnum_ep_groups\x18\x04 \x01(\r\"\xa1\x01\n\nPlanParams\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\x1e\n\x16min_tokens_per_replica\x18\x02 \x01(\x04\x12#\n\x04\x63ost\x18\x03 \x01(\x0b\x32\x15.relibra.v1.CostModel\x12\x12\n\nhomes_stay\x18\x04 \x01(\x08\x12,\n\x06memory\x18\x05 \x01(\x0b\x32\x1c.relibra.v1.ActivationMemory\"}\n\x10\x41\x63tivationMemory\x12\x12\n\nkept_bytes\x18\x01 \x01(\x04\x12\x15\n\rworking_bytes\x18\x02 \x01(\x04\x12\x12\n\nnum_stages\x18\x03 \x01(\r\x12\x14\n\x0c\x63hunk_layers\x18\x04 \x03(\r\x12\x14\n\x0c\x62udget_bytes\x18\x05 \x01(\x04\"\xde\x01\n\tCostModel\x12\x15\n\rexpert_tokens\x18\x01 \x03(\x01\x12\x11\n\texpert_us\x18\x02 \x03(\x01\x12\x18\n\x10token_size_bytes\x18\x03 \x01(\x01\x12\x1f\n\x17intra_node_bytes_per_us\x18\x04 \x01(\x01\x12\x1f\n\x17inter_node_bytes_per_us\x18\x05 \x01(\x01\x12\x1d\n\x15hidden_transfer_share\x18\x06 \x01(\x01\x12\x0f\n\x07host_us\x18\x07 \x01(\x01\x12\x1b\n\x13sends_once_per_node\x18\x08 \x01(\x08\"\xd8\x01\n\x12RegisterJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12 \n\x05model\x18\x02 \x01(\x0b\x32\x11.relibra.v1.Model\x12$\n\x07\x63luster\x18\x03 \x01(\x0b\x32\x13.relibra.v1.Cluster\x12&\n\x06params\x18\x04 \x01(\x0b\x32\x16.relibra.v1.PlanParams\x12\x13\n\x0bknown_epoch\x18\x05 \x01(\x06\x12\r\n\x05token\x18\x06 \x01(\t\x12\r\n\x05owner\x18\x07 \x01(\t\x12\x0f\n\x07process\x18\x08 \x01(\t\"5\n\x13RegisterJobResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\"3\n\x12JoinAttemptRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\"5\n\x13JoinAttemptResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\">\n\x0fRollbackRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x0c\n\x04step\x18\x03 \x01(\x04\"2\n\x10RollbackResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\"2\n\x11\x45ndAttemptRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\"\x14\n\x12\x45ndAttemptResponse2\xc0\x02\n\nJobService\x12N\n\x0bRegisterJob\x12\x1e.relibra.v1.RegisterJobRequest\x1a\x1f.relibra.v1.RegisterJobResponse\x12N\n\x0bJoinAttempt\x12\x1e.relibra.v1.JoinAttemptRequest\x1a\x1f.relibra.v1.JoinAttemptResponse\x12\x45\n\x08Rollback\x12\x1b.relibra.v1.RollbackRequest\x1a\x1c.relibra.v1.RollbackResponse\x12K\n\nEndAttempt\x12\x1d.relibra.v1.EndAttemptRequest\x1a\x1e.relibra.v1.EndAttemptResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14relibra/v1/job.proto\x12\nrelibra.v1\"\x82\x01\n\x05Model\x12\x12\n\nnum_layers\x18\x01 \x01(\r\x12\x13\n\x0bnum_experts\x18\x02 \x01(\r\x12\r\n\x05top_k\x18\x03 \x01(\r\x12 \n\x18\x65xpert_weight_size_bytes\x18\x04 \x01(\x04\x12\x1f\n\x17\x65xpert_state_size_bytes\x18\x05 \x01(\x04\"c\n\x07\x43luster\x12\x11\n\tnum_nodes\x18\x01 \x01(\r\x12\x15\n\rgpus_per_node\x18\x02 \x01(\r\x12\x17\n\x0fredundant_slots\x18\x03 \x01(\r\x12\x15\n\rnum_ep_groups\x18\x04 \x01(\r\"\xa1\x01\n\nPlanParams\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\x1e\n\x16min_tokens_per_replica\x18\x02 \x01(\x04\x12#\n\x04\x63ost\x18\x03 \x01(\x0b\x32\x15.relibra.v1.CostModel\x12\x12\n\nhomes_stay\x18\x04 \x01(\x08\x12,\n\x06memory\x18\x05 \x01(\x0b\x32\x1c.relibra.v1.ActivationMemory\"}\n\x10\x41\x63tivationMemory\x12\x12\n\nkept_bytes\x18\x01 \x01(\x04\x12\x15\n\rworking_bytes\x18\x02 \x01(\x04\x12\x12\n\nnum_stages\x18\x03 \x01(\r\x12\x14\n\x0c\x63hunk_layers\x18\x04 \x03(\r\x12\x14\n\x0c\x62udget_bytes\x18\x05 \x01(\x04\"\xf5\x01\n\tCostModel\x12\x15\n\rexpert_tokens\x18\x01 \x03(\x01\x12\x11\n\texpert_us\x18\x02 \x03(\x01\x12\x18\n\x10token_size_bytes\x18\x03 \x01(\x01\x12\x1f\n\x17intra_node_bytes_per_us\x18\x04 \x01(\x01\x12\x1f\n\x17inter_node_bytes_per_us\x18\x05 \x01(\x01\x12\x1d\n\x15hidden_transfer_share\x18\x06 \x01(\x01\x12\x0f\n\x07host_us\x18\x07 \x01(\x01\x12\x15\n\rlayer_host_us\x18\t \x01(\x01\x12\x1b\n\x13sends_once_per_node\x18\x08 \x01(\x08\"\xd8\x01\n\x12RegisterJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12 \n\x05model\x18\x02 \x01(\x0b\x32\x11.relibra.v1.Model\x12$\n\x07\x63luster\x18\x03 \x01(\x0b\x32\x13.relibra.v1.Cluster\x12&\n\x06params\x18\x04 \x01(\x0b\x32\x16.relibra.v1.PlanParams\x12\x13\n\x0bknown_epoch\x18\x05 \x01(\x06\x12\r\n\x05token\x18\x06 \x01(\t\x12\r\n\x05owner\x18\x07 \x01(\t\x12\x0f\n\x07process\x18\x08 \x01(\t\"5\n\x13RegisterJobResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\"3\n\x12JoinAttemptRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\"5\n\x13JoinAttemptResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\">\n\x0fRollbackRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x0c\n\x04step\x18\x03 \x01(\x04\"2\n\x10RollbackResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\"2\n\x11\x45ndAttemptRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\"\x14\n\x12\x45ndAttemptResponse2\xc0\x02\n\nJobService\x12N\n\x0bRegisterJob\x12\x1e.relibra.v1.RegisterJobRequest\x1a\x1f.relibra.v1.RegisterJobResponse\x12N\n\x0bJoinAttempt\x12\x1e.relibra.v1.JoinAttemptRequest\x1a\x1f.relibra.v1.JoinAttemptResponse\x12\x45\n\x08Rollback\x12\x1b.relibra.v1.RollbackRequest\x1a\x1c.relibra.v1.RollbackResponse\x12K\n\nEndAttempt\x12\x1d.relibra.v1.EndAttemptRequest\x1a\x1e.relibra.v1.EndAttemptResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,23 +40,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ACTIVATIONMEMORY']._serialized_start=434
   _globals['_ACTIVATIONMEMORY']._serialized_end=559
   _globals['_COSTMODEL']._serialized_start=562
-  _globals['_COSTMODEL']._serialized_end=784
-  _globals['_REGISTERJOBREQUEST']._serialized_start=787
-  _globals['_REGISTERJOBREQUEST']._serialized_end=1003
-  _globals['_REGISTERJOBRESPONSE']._serialized_start=1005
-  _globals['_REGISTERJOBRESPONSE']._serialized_end=1058
-  _globals['_JOINATTEMPTREQUEST']._serialized_start=1060
-  _globals['_JOINATTEMPTREQUEST']._serialized_end=1111
-  _globals['_JOINATTEMPTRESPONSE']._serialized_start=1113
-  _globals['_JOINATTEMPTRESPONSE']._serialized_end=1166
-  _globals['_ROLLBACKREQUEST']._serialized_start=1168
-  _globals['_ROLLBACKREQUEST']._serialized_end=1230
-  _globals['_ROLLBACKRESPONSE']._serialized_start=1232
-  _globals['_ROLLBACKRESPONSE']._serialized_end=1282
-  _globals['_ENDATTEMPTREQUEST']._serialized_start=1284
-  _globals['_ENDATTEMPTREQUEST']._serialized_end=1334
-  _globals['_ENDATTEMPTRESPONSE']._serialized_start=1336
-  _globals['_ENDATTEMPTRESPONSE']._serialized_end=1356
-  _globals['_JOBSERVICE']._serialized_start=1359
-  _globals['_JOBSERVICE']._serialized_end=1679
+  _globals['_COSTMODEL']._serialized_end=807
+  _globals['_REGISTERJOBREQUEST']._serialized_start=810
+  _globals['_REGISTERJOBREQUEST']._serialized_end=1026
+  _globals['_REGISTERJOBRESPONSE']._serialized_start=1028
+  _globals['_REGISTERJOBRESPONSE']._serialized_end=1081
+  _globals['_JOINATTEMPTREQUEST']._serialized_start=1083
+  _globals['_JOINATTEMPTREQUEST']._serialized_end=1134
+  _globals['_JOINATTEMPTRESPONSE']._serialized_start=1136
+  _globals['_JOINATTEMPTRESPONSE']._serialized_end=1189
+  _globals['_ROLLBACKREQUEST']._serialized_start=1191
+  _globals['_ROLLBACKREQUEST']._serialized_end=1253
+  _globals['_ROLLBACKRESPONSE']._serialized_start=1255
+  _globals['_ROLLBACKRESPONSE']._serialized_end=1305
+  _globals['_ENDATTEMPTREQUEST']._serialized_start=1307
+  _globals['_ENDATTEMPTREQUEST']._serialized_end=1357
+  _globals['_ENDATTEMPTRESPONSE']._serialized_start=1359
+  _globals['_ENDATTEMPTRESPONSE']._serialized_end=1379
+  _globals['_JOBSERVICE']._serialized_start=1382
+  _globals['_JOBSERVICE']._serialized_end=1702
 # @@protoc_insertion_point(module_scope)

@@ -60,7 +60,7 @@ class ActivationMemory(_message.Message):
     def __init__(self, kept_bytes: _Optional[int] = ..., working_bytes: _Optional[int] = ..., num_stages: _Optional[int] = ..., chunk_layers: _Optional[_Iterable[int]] = ..., budget_bytes: _Optional[int] = ...) -> None: ...
 
 class CostModel(_message.Message):
-    __slots__ = ("expert_tokens", "expert_us", "token_size_bytes", "intra_node_bytes_per_us", "inter_node_bytes_per_us", "hidden_transfer_share", "host_us", "sends_once_per_node")
+    __slots__ = ("expert_tokens", "expert_us", "token_size_bytes", "intra_node_bytes_per_us", "inter_node_bytes_per_us", "hidden_transfer_share", "host_us", "layer_host_us", "sends_once_per_node")
     EXPERT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EXPERT_US_FIELD_NUMBER: _ClassVar[int]
     TOKEN_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,7 @@ class CostModel(_message.Message):
     INTER_NODE_BYTES_PER_US_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_TRANSFER_SHARE_FIELD_NUMBER: _ClassVar[int]
     HOST_US_FIELD_NUMBER: _ClassVar[int]
+    LAYER_HOST_US_FIELD_NUMBER: _ClassVar[int]
     SENDS_ONCE_PER_NODE_FIELD_NUMBER: _ClassVar[int]
     expert_tokens: _containers.RepeatedScalarFieldContainer[float]
     expert_us: _containers.RepeatedScalarFieldContainer[float]
@@ -76,8 +77,9 @@ class CostModel(_message.Message):
     inter_node_bytes_per_us: float
     hidden_transfer_share: float
     host_us: float
+    layer_host_us: float
     sends_once_per_node: bool
-    def __init__(self, expert_tokens: _Optional[_Iterable[float]] = ..., expert_us: _Optional[_Iterable[float]] = ..., token_size_bytes: _Optional[float] = ..., intra_node_bytes_per_us: _Optional[float] = ..., inter_node_bytes_per_us: _Optional[float] = ..., hidden_transfer_share: _Optional[float] = ..., host_us: _Optional[float] = ..., sends_once_per_node: bool = ...) -> None: ...
+    def __init__(self, expert_tokens: _Optional[_Iterable[float]] = ..., expert_us: _Optional[_Iterable[float]] = ..., token_size_bytes: _Optional[float] = ..., intra_node_bytes_per_us: _Optional[float] = ..., inter_node_bytes_per_us: _Optional[float] = ..., hidden_transfer_share: _Optional[float] = ..., host_us: _Optional[float] = ..., layer_host_us: _Optional[float] = ..., sends_once_per_node: bool = ...) -> None: ...
 
 class RegisterJobRequest(_message.Message):
     __slots__ = ("job_id", "model", "cluster", "params", "known_epoch", "token", "owner", "process")

@@ -46,7 +46,9 @@ def calibrate(
     ] = None,
     host_us: Annotated[
         float | None,
-        typer.Option(help="Time of hosts for a pass over a cell with replicas, in us. 0 by default.", min=0),
+        typer.Option(
+            help="Time that GPUs wait for hosts in a pass over a cell with replicas, in us. 0 by default.", min=0
+        ),
     ] = None,
     dispatcher: Annotated[
         Dispatcher, typer.Option(help="What sends tokens to experts: NCCL's all-to-all, DeepEP or HybridEP.")

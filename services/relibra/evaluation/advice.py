@@ -217,7 +217,7 @@ def limit_of(outcomes: Sequence[Outcome]) -> str:
         "experts that move between steps": share(lambda outcome: outcome.step.reorder_s),
         "weights and gradients of replicas": share(lambda outcome: outcome.step.transfer_s),
         "the job's first placement": share(lambda outcome: outcome.step.first_placement_s),
-        "host time for cells with replicas": share(lambda outcome: outcome.step.decision_s),
+        "mapping tokens to replicas, and hosts that fall behind": share(lambda outcome: outcome.step.decision_s),
     }
     cause, part = max(causes.items(), key=lambda item: item[1])
     if part < lost / 4:

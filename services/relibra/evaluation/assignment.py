@@ -45,8 +45,8 @@ class Assignment:
     most_sent: int | None = None
     """The most experts that a rank sends in a cell; other ranks relay the rest. None: it sends all."""
     maps_on_host: bool = False
-    """Whether the host maps tokens to copies and starts transfers, as relibra's agent does. Published ways get the time
-    of UltraEP's kernel."""
+    """Whether hosts map tokens to copies and start transfers, as relibra's agent does, and ranks gather counts for it.
+    Published ways have kernels for all of it, and what their hosts do counts as nothing."""
 
     @classmethod
     def of_plan(cls, plan: Plan, load: StepLoad) -> "Assignment":

@@ -5,14 +5,15 @@ from case to case: a slower network makes plain expert parallelism worse under a
 DeepEP. So each constant moves alone first, to find the end of its range that lowers the ratio and the one that raises
 it. Then all constants move to these ends at once. The ends hold every choice of constants as long as no two of them
 turn each other's direction; they are further apart than what any real machine spans, because no machine has all the
-worst ends.
+worst ends. Hosts do turn: a slow one costs something only where its device is fast. So the speed of hosts is chosen
+last, with all other constants at their ends.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 
-from relibra.planning.machines.constants import Constants
+from relibra.planning.machines.constants import HOST_SPEEDS, Constants
 from relibra.planning.machines.range import Range
 
 
@@ -43,12 +44,18 @@ class Estimate:
 
 def estimate(ratio: Callable[[Constants], float], middle: Constants, ranges: Mapping[str, Range]) -> Estimate:
     """Return a ratio with its values at the worst and at the best corner of the ranges."""
-    of_middle = ratio(middle)
+
+    def of_values(start: Constants, name: str) -> dict[float, float]:
+        values = {getattr(start, name), ranges[name].low, ranges[name].high}
+        return {value: ratio(replace(start, **{name: value})) for value in sorted(values)}
+
     worst, best = dict[str, float](), dict[str, float]()
-    for name, bounds in ranges.items():
-        of_value = {getattr(middle, name): of_middle}
-        for value in (bounds.low, bounds.high):
-            of_value.setdefault(value, ratio(replace(middle, **{name: value})))
-        worst[name] = min(of_value, key=of_value.__getitem__)
-        best[name] = max(of_value, key=of_value.__getitem__)
-    return Estimate(of_middle, ratio(replace(middle, **worst)), ratio(replace(middle, **best)))
+    for name in ranges.keys() - HOST_SPEEDS:
+        of_value = of_values(middle, name)
+        worst[name], best[name] = min(of_value, key=of_value.__getitem__), max(of_value, key=of_value.__getitem__)
+    low, high = replace(middle, **worst), replace(middle, **best)
+    for name in [name for name in HOST_SPEEDS if name in ranges]:
+        of_low, of_high = of_values(low, name), of_values(high, name)
+        low = replace(low, **{name: min(of_low, key=of_low.__getitem__)})
+        high = replace(high, **{name: max(of_high, key=of_high.__getitem__)})
+    return Estimate(ratio(middle), ratio(low), ratio(high))

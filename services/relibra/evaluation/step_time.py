@@ -2,13 +2,14 @@
 
 A layer waits for its slowest rank, so the time of a micro-batch is a sum over layers of
 
-    attention + dispatch and combine + slowest rank's experts + exposed transfer of weights + decisions
+    attention + dispatch and combine + slowest rank's experts + exposed transfer of weights + decisions + idle devices
 
 A step has a recompute phase (forward of all micro-batches, without gradients) and an update phase (forward and
 backward). The backward pass computes twice the forward pass and sends token gradients the same ways. It fetches weights
 again, because all layers share the slots, while the gradients of replicas return in fp32 and are added to those of the
 home. Weights that are known ahead travel during the layer's attention, and take multiprocessors from it. Weights that
-are known only after the router has run travel during dispatch, if they stay in their node. At the beginning of a step
+are known only after the router has run travel during dispatch, if they stay in their node. Hosts queue work ahead, and
+devices are idle where a host does not keep ahead (`host_time`). At the beginning of a step
 experts move to their new homes, and nothing hides that. The job's first placement moves most experts; all steps of the
 job share its cost.
 
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from relibra.evaluation.assignment import Assignment, Known
 from relibra.evaluation.cell_time import Cells, cells_of
+from relibra.evaluation.host_time import BACKWARD, waiting_us_ML
 from relibra.evaluation.training import Training
 from relibra.evaluation.work import Work, even_work, work_of
 from relibra.planning.carriage import Carriage
@@ -34,10 +36,7 @@ from relibra.planning.machines.dispatcher import NUM_FORWARDS
 
 _KERNEL_US = 37.0
 """The time of UltraEP's kernel that maps the router's output to copies, once in a forward pass (README: 36 to 39).
-relibra gathers counts and splits tokens at the same point; until that is measured on GPUs, it counts as much."""
-
-_BACKWARD = 2
-"""The compute of a backward pass, in forward passes."""
+relibra's kernels split tokens and place them at the same point; until they are measured on GPUs, they count as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +50,9 @@ class StepTime:
     transfer_s: float
     """The exposed transfers of replica weights and gradients, and what hidden transfers take from attention."""
     decision_s: float
+    """Decisions and maps of tokens to copies, and what devices wait for hosts because of replicas."""
+    host_s: float
+    """What devices wait for hosts without any replicas."""
     reorder_s: float
     """Experts that move at the start of the step."""
     first_placement_s: float
@@ -59,7 +61,7 @@ class StepTime:
     @property
     def total_s(self) -> float:
         """The seconds of the whole step."""
-        parts = (self.attention_s, self.experts_s, self.dispatch_s, self.transfer_s, self.decision_s)
+        parts = (self.attention_s, self.experts_s, self.dispatch_s, self.transfer_s, self.decision_s, self.host_s)
         return sum(parts) + self.reorder_s + self.first_placement_s
 
 
@@ -86,14 +88,13 @@ def time_of(
         identity_LE = training.cluster.identity_placement(training.model.model())
         moving_s = reorder_s(assignment.home_LE, previous_home_LE, training)
         first_s = reorder_s(previous_home_LE, identity_LE, training) / training.num_steps
-    host_us = training.constants.host_us
     return _add_up(
         cells_of(work, training),
         assignment.known,
         training,
         decision_us=assignment.decision_us,
-        forward_us=_KERNEL_US + (host_us if assignment.maps_on_host else 0.0),
-        backward_us=host_us if assignment.maps_on_host else 0.0,
+        map_us=_KERNEL_US + (training.constants.gather_us if assignment.maps_on_host else 0.0),
+        maps_on_host=assignment.maps_on_host,
         reorder_s=moving_s,
         first_placement_s=first_s,
     )
@@ -135,12 +136,12 @@ def _add_up(
     training: Training,
     *,
     decision_us: float = 0.0,
-    forward_us: float = 0.0,
-    backward_us: float = 0.0,
+    map_us: float = 0.0,
+    maps_on_host: bool = False,
     reorder_s: float = 0.0,
     first_placement_s: float = 0.0,
 ) -> StepTime:
-    """Add up all cells. `forward_us` and `backward_us` are what a pass over a cell with replicas takes on top."""
+    """Add up all cells. `map_us` is what a device takes in a forward to map the tokens of a cell with replicas."""
     constants = training.constants
     window_ML = constants.hiding_share * cells.attention_ML
     fetch_ML = np.maximum(cells.fetch_inside_ML, cells.fetch_across_ML)
@@ -154,17 +155,25 @@ def _add_up(
     return_ML = constants.return_weights * cells.fetch_inside_ML
     across_ML = (1 + GRADIENT_BYTES_PER_WEIGHT_BYTE) * cells.fetch_across_ML
     both_ways_ML = np.maximum(cells.fetch_inside_ML + return_ML, across_ML)
-    exposed_backward_ML = np.maximum(both_ways_ML - _BACKWARD * window_ML, 0.0)
-    taken_backward_ML = constants.weight_sm_share * np.minimum(cells.fetch_inside_ML, _BACKWARD * window_ML)
-    taken_backward_ML += constants.gradient_sm_share * np.minimum(return_ML, _BACKWARD * window_ML)
+    exposed_backward_ML = np.maximum(both_ways_ML - BACKWARD * window_ML, 0.0)
+    taken_backward_ML = constants.weight_sm_share * np.minimum(cells.fetch_inside_ML, BACKWARD * window_ML)
+    taken_backward_ML += constants.gradient_sm_share * np.minimum(return_ML, BACKWARD * window_ML)
     has_replicas_ML = fetch_ML > 0
+    kernels_ML = decision_us + map_us * has_replicas_ML
+    alone_ML = waiting_us_ML(cells, training, np.zeros_like(has_replicas_ML), kernels_ML)
+    added_ML = np.zeros_like(fetch_ML)
+    if maps_on_host and (measured := training.hardware.measured) is not None and measured.host_us:
+        added_ML = (NUM_FORWARDS + 1) * measured.host_us * has_replicas_ML
+    elif maps_on_host:
+        added_ML = waiting_us_ML(cells, training, has_replicas_ML, kernels_ML) - alone_ML
     parts_XML = np.stack(
         [
-            (NUM_FORWARDS + _BACKWARD) * (cells.attention_ML + cells.other_ML),
-            (NUM_FORWARDS + _BACKWARD) * cells.experts_ML,
+            (NUM_FORWARDS + BACKWARD) * (cells.attention_ML + cells.other_ML),
+            (NUM_FORWARDS + BACKWARD) * cells.experts_ML,
             (NUM_FORWARDS + 1) * cells.dispatch_ML,
             NUM_FORWARDS * (exposed_ML + taken_ML) + exposed_backward_ML + taken_backward_ML,
-            NUM_FORWARDS * (decision_us + forward_us * has_replicas_ML) + backward_us * has_replicas_ML,
+            NUM_FORWARDS * kernels_ML + added_ML,
+            alone_ML,
         ]
     )
     parts_XM = parts_XML.sum(axis=2)
@@ -177,6 +186,7 @@ def _add_up(
         dispatch_s=float(seconds_X[2]),
         transfer_s=float(seconds_X[3]),
         decision_s=float(seconds_X[4]),
+        host_s=float(seconds_X[5]),
         reorder_s=reorder_s,
         first_placement_s=first_placement_s,
     )

@@ -29,6 +29,8 @@ class Training:
     """The tokens of a typical sequence; they decide what attention scores cost."""
     num_steps: float = 100.0
     """The steps that the job trains. They share the cost of its first placement."""
+    shapes_known: bool = False
+    """Whether a replay tells what ranks exchange before each forward, so that no host waits for it."""
 
     @classmethod
     def of(

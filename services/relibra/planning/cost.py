@@ -69,7 +69,10 @@ class CostModel:
     """The part of the transfer of replicas that is hidden behind attention."""
     host_us: float = 0.0
     """The time that hosts need for a pass (recompute, forward, backward) over a cell with replicas, beside a cell
-    without. By default hosts are ahead of their GPUs, and it costs nothing."""
+    without."""
+    layer_host_us: float = _FREE
+    """The time that hosts need for a pass over a cell without replicas. Devices that work longer than that hide
+    `host_us`. By default nothing does."""
     sends_once_per_node: bool = False
     """Whether dispatch sends a token once to a node, where all adapters share what enters it (DeepEP, HybridEP). By
     default every copy enters the adapter of its own rank, as in an all-to-all."""
@@ -99,8 +102,9 @@ class CostModel:
                 raise InvalidInput.of(f"cost.{field}", expected=f"at least {least}", got=getattr(self, field))
         if not 0 <= self.hidden_transfer_share <= 1:
             raise InvalidInput.of("cost.hidden_transfer_share", expected="0 to 1", got=self.hidden_transfer_share)
-        if not 0 <= self.host_us <= _FREE:
-            raise InvalidInput.of("cost.host_us", expected="at least 0", got=self.host_us)
+        for field in ("host_us", "layer_host_us"):
+            if not 0 <= getattr(self, field) <= _FREE:
+                raise InvalidInput.of(f"cost.{field}", expected="at least 0", got=getattr(self, field))
         if not isinstance(self.sends_once_per_node, bool):
             raise InvalidInput.of("cost.sends_once_per_node", expected="true or false", got=self.sends_once_per_node)
 
@@ -172,10 +176,19 @@ class CostModel:
         """Return the time a step saves if the slowest ranks of its cells compute `num_tokens` fewer tokens in all."""
         return _FORWARD_PASSES * self.us_per_token * num_tokens
 
-    @property
-    def cell_tokens(self) -> float:
-        """The tokens a rank computes in the time that hosts take for a cell with replicas, over a step."""
-        return _PASSES * self.host_us / (_FORWARD_PASSES * self.us_per_token)
+    def waiting_us(self, num_copies: float) -> float:
+        """Return for how long devices wait for their hosts because a cell has replicas, in a pass of `num_copies` each.
+
+        The device's work is counted as what is certain: the products of the copies and, in an all-to-all, their way out
+        and back inside a node.
+        """
+        sent_us = 0.0 if self.sends_once_per_node else self.token_size_bytes / self.intra_node_bytes_per_us
+        worked_us = num_copies * (self.us_per_token + sent_us)
+        return min(self.host_us, max(0.0, self.layer_host_us + self.host_us - worked_us))
+
+    def cell_tokens(self, num_copies: float) -> float:
+        """Return the tokens that a rank computes in `waiting_us`, over a step."""
+        return _PASSES * self.waiting_us(num_copies) / (_FORWARD_PASSES * self.us_per_token)
 
     @property
     def crossing_tokens(self) -> float:

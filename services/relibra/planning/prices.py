@@ -51,8 +51,8 @@ class ReplicaPrice:
     """What each replica of the busiest rank counts for, in tokens of the slowest rank. The busiest rank is the one that
     most replicas leave or enter. 0 where only balance counts."""
     of_cell: int = 0
-    """What the replicas of a cell must save beside their own prices: the hosts' time for the cell, in tokens of the
-    slowest rank."""
+    """What the replicas of a cell must save beside their own prices: the time for which devices wait for hosts because
+    of them, in tokens of the slowest rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,13 +117,13 @@ def price_replicas(params: PlanParams, load_MLE: NDArray[np.int64], model: Model
     adapter of its rank, a replica's tokens save the copies that come with them, so it may be smaller.
     """
     most = float(load_MLE.sum()) + 1  # no cell can save more than all tokens, so a higher price means the same
-    of_cell = 0 if params.cost is None else round(min(params.cost.cell_tokens, most))
+    mean_tokens = int(load_MLE.sum()) / (load_MLE[..., 0].size * cluster.num_ranks)
+    of_cell = 0 if params.cost is None else round(min(params.cost.cell_tokens(mean_tokens), most))
     if not model.expert_weight_size_bytes:
         return ReplicaPrice(least=max(1, params.min_tokens_per_replica), of_cell=of_cell)
     cost = params.cost or CostModel.of_expert(model.expert_weight_size_bytes)
     tokens = min(cost.min_tokens_per_replica(model.expert_weight_size_bytes), int(most))
     if params.cost is None:
-        mean_tokens = int(load_MLE.sum()) / (load_MLE[..., 0].size * cluster.num_ranks)
         tokens = max(1, min(tokens, int(_MAX_LOSS * mean_tokens)))
     worth = 1.0
     if params.cost is not None and not params.cost.sends_once_per_node:

@@ -80,7 +80,7 @@ def test_S5_slots_hold_the_weights_that_are_wanted_whatever_was_guessed(cluster:
 
     transport = ProcessGroupTransport(group, torch.device("cpu"))
     slots = Slots(experts, cluster.redundant_slots, torch.device("cpu"), with_gradients=False)
-    fetcher = Fetcher(transport, slots, experts, {layer: lambda: None for layer in experts})
+    fetcher = Fetcher(transport, slots, experts, {layer: lambda: None for layer in (0, 2)})
     version, num_as_guessed = 0, 0
     guess: Use | None = None
     write(version)
@@ -100,9 +100,9 @@ def test_S5_slots_hold_the_weights_that_are_wanted_whatever_was_guessed(cluster:
         layers = cells.layers_with_replicas(use.micro_batch, range(model.num_layers))
         side = layers.index(use.layer) % NUM_SIDES
         moments = [Moment.RECOMPUTATION, Moment.BACKWARD] if use.in_backward else [Moment.FORWARD, Moment.INFERENCE]
-        if rng.random() < 0.5:
-            fetcher.prefetch(use, side)
         guess = next_use(use, moments[int(rng.integers(2))], layers)
+        if rng.random() < 0.5:
+            fetcher.prefetch(use, side, guess)
         fetcher.take(use, side, guess)
         slot_expert_P = cells.table(use.micro_batch, use.layer).slot_expert_P
         for copy in use.copies:

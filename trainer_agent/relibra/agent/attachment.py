@@ -119,7 +119,8 @@ def attach(
         timed, host_copy = connect(config, groups, experts, device)
         is_trained = any(require_gradients(experts.parameters[0]) for experts in held)
         is_fused = is_trained and any(layer.config.gradient_accumulation_fusion for layer, _ in moe_layers)
-        gathered = {index: megatron.gathering(chunk, layer.experts) for index, (layer, chunk) in by_index.items()}
+        waits = {index: megatron.gathering(chunk, layer.experts) for index, (layer, chunk) in by_index.items()}
+        gathered = {index: wait for index, wait in waits.items() if wait is not None}
         source = plans or Session(config, token)
         attached: list[Agent] = []
 

@@ -17,6 +17,9 @@ from relibra.planning.machines.range import Range
 GRADIENT_BYTES_PER_WEIGHT_BYTE = 2
 """fp32 gradients of bf16 weights."""
 
+HOST_SPEEDS = ("operation_us", "driver_call_us")
+"""The constants that say how fast hosts are."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
@@ -41,8 +44,12 @@ class Constants:
     """The part of the GPU that travelling weights take from attention."""
     gradient_sm_share: float
     """The part of the GPU that returning gradients take from attention."""
-    host_us: float
-    """The host's time for a pass over a cell with replicas: mapping tokens to copies, and starting transfers."""
+    operation_us: float
+    """The host's time for a small operation of torch (`torch.empty(1).add_(1)`): how fast its core is."""
+    driver_call_us: float
+    """The host's time for a call of the driver: a launch, a copy or a word of a stream."""
+    gather_us: float
+    """The time in which ranks gather the counts of a cell, of which no device does anything else."""
     wave_us: float
     """What a wave of a reorder takes beside its bytes: an agreement of all ranks, and the starts of its copies."""
     tile_rows: float
@@ -113,16 +120,28 @@ _GRADIENT_SMS = Range(
     high=42,
     source="UltraEP's default is 42 SMs (README); the low end is what weights take",
 )
-_HOST_US = Range(
-    low=100,
-    mid=185,
-    high=270,
-    source="`python -m benchmarks.host_cost`, 14 replicas in the node, symmetric memory: 199 us of Python a pass (the "
-    "mean of recompute, forward and backward over a cell that is new in its step; 84 if it is not), on a busy core "
-    "where a small operation of torch takes 2.35 us; and 15.5 calls of the driver a pass, counted, which cost nothing "
-    "there. High: that core, 3.6 us a call (a cudaMemcpyAsync over NVLink on H100, meta-pytorch/torchcomms#2195), and "
-    "20 us for NCCL to gather counts (a guess). Low: a core where that operation takes 1 us, 1 us a call. The middle "
-    "is half-way. On a GPU a part hides behind kernels that are queued, which nobody has measured",
+_OPERATION_US = Range(
+    low=1.0,
+    mid=1.65,
+    high=4.0,
+    source="`torch.empty(1).add_(1)` takes 2.3 us on the busy core on which the host's work was measured, and about 1 "
+    "on a core of a server that is not shared. High: 70 % more than measured, for Transformer Engine's modules instead "
+    "of megatron's own (a guess). The middle is half-way between the measured ones",
+    is_guess=True,
+)
+_DRIVER_CALL_US = Range(
+    low=1.0,
+    mid=2.3,
+    high=3.6,
+    source="High: a cudaMemcpyAsync over NVLink on H100 (meta-pytorch/torchcomms#2195). The low end is a guess, and "
+    "the middle is half-way",
+    is_guess=True,
+)
+_GATHER_US = Range(
+    low=10,
+    mid=20,
+    high=40,
+    source="an all-gather of NCCL over some hundred integers. Unmeasured; UltraEP's decision includes its own",
     is_guess=True,
 )
 _WAVE_US = Range(
@@ -169,7 +188,9 @@ def ranges_of(hardware: Hardware, dispatcher: Dispatcher) -> Mapping[str, Range]
             "hiding_share": _HIDING_SHARE,
             "weight_sm_share": _WEIGHT_SMS.times(1 / hardware.num_sms),
             "gradient_sm_share": _GRADIENT_SMS.times(1 / hardware.num_sms),
-            "host_us": _HOST_US if measured is None or not measured.host_us else _range_of(measured.host_us),
+            "operation_us": _OPERATION_US,
+            "driver_call_us": _DRIVER_CALL_US,
+            "gather_us": _GATHER_US,
             "wave_us": _WAVE_US,
             "tile_rows": _TILE_ROWS,
         }

@@ -5,6 +5,7 @@ from dataclasses import replace
 from relibra.planning.cost import WEIGHT_TRANSFERS, CostModel
 from relibra.planning.machines.constants import GRADIENT_BYTES_PER_WEIGHT_BYTE, Constants
 from relibra.planning.machines.dispatcher import Dispatcher
+from relibra.planning.machines.host_work import MEGATRON, RELIBRA, mean_us
 
 
 def job_cost(
@@ -25,13 +26,17 @@ def job_cost(
     """
     forwards = WEIGHT_TRANSFERS - GRADIENT_BYTES_PER_WEIGHT_BYTE
     taken = forwards * constants.weight_sm_share + constants.return_weights * constants.gradient_sm_share
+    host_us, layer_host_us = mean_us(RELIBRA, constants), mean_us(MEGATRON, constants)
+    if measured is not None and measured.host_us:
+        host_us, layer_host_us = measured.host_us, measured.layer_host_us
     return replace(
         measured or _cost_by_sizes(weight_size_bytes, constants),
         token_size_bytes=token_size_bytes,
         intra_node_bytes_per_us=constants.weight_bytes_per_us,
         inter_node_bytes_per_us=constants.dispatch_across_bytes_per_us,
         hidden_transfer_share=max(0.0, 1 - taken / WEIGHT_TRANSFERS),
-        host_us=constants.host_us,
+        host_us=host_us,
+        layer_host_us=layer_host_us,
         sends_once_per_node=dispatcher.sends_once_per_node,
     )
 

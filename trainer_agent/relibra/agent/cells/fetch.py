@@ -71,7 +71,7 @@ class Fetcher:
         transport: between the ranks of the node.
         slots: the slots to fill.
         experts: the experts of this rank, by layer.
-        gathered: for each layer, a function that waits until the parameters of its experts are complete.
+        gathered: by layer, a function that waits until the parameters of its experts are complete, if they may not be.
         host_copy: the node's host copy of experts, if there is one. It may come later, before the first step.
     """
 
@@ -86,25 +86,29 @@ class Fetcher:
         self._transport, self._slots, self._experts, self.gathered = transport, slots, experts, gathered
         self.host_copy, self._is_frozen = host_copy, False
         self._pending: list[list[Handle]] = [[] for _ in range(NUM_SIDES)]
-        self._expected: Use | None = None
+        self._held: list[Use | None] = [None] * NUM_SIDES
+        """By side, the use whose weights it has or gets, until they are taken: weights may change then."""
         self._cells: StepCells | None = None
         self._fetches: dict[tuple[int, int, int, bool], Fetch] = {}
         """The transfers for `_cells` by micro-batch, layer, side, and whether weights are frozen."""
 
-    def prefetch(self, use: Use, side: int) -> None:
-        """Begin to fetch `use`, unless that fetch has begun. A fetch of another use is dropped."""
-        if self._expected != use:
-            self._fill(use, side)
-            self._expected = use
+    def prefetch(self, use: Use, side: int, following: Use | None) -> None:
+        """Begin to fetch `use`, and `following` into the other side, unless these fetches have begun.
+
+        Fetches of other uses are dropped. `following` is left to `take` if its parameters may not be complete: waiting
+        for them so early would expose a gather that the layer in between hides.
+        """
+        self._begin(use, side)
+        if following is not None and following.layer not in self.gathered:
+            self._begin_following(use, side, following)
 
     def take(self, use: Use, side: int, following: Use | None) -> None:
-        """Return when the weights of `use` are in their slots, and begin to fetch those of `following`."""
-        self.prefetch(use, side)
+        """Return when the weights of `use` are in their slots; by then, the fetch of `following` has begun."""
+        self._begin(use, side)
+        self._begin_following(use, side, following)
         with span("fetched", use.layer):
             self._settle(side)
-        self._expected = following
-        if following is not None and following.layer != use.layer:
-            self._fill(following, 1 - side)
+        self._held[side] = following if following is not None and following.layer == use.layer else None
 
     def hold(self, side: int, handle: Handle) -> None:
         """Do not touch the slots of `side` before `handle` is done."""
@@ -114,7 +118,7 @@ class Fetcher:
         """Wait for all transfers under way, and forget what is in the slots, because weights are about to change."""
         for side in range(NUM_SIDES):
             self._settle(side)
-        self._expected, self._is_frozen = None, False
+        self._held, self._is_frozen = [None] * NUM_SIDES, False
 
     def freeze(self) -> None:
         """Collective, after `drain`: rely on weights not changing until the next `drain`, and refresh the host copy.
@@ -129,9 +133,20 @@ class Fetcher:
         self.host_copy.refresh(lambda layer: self._slots.places(0, 0, layer))
         self._is_frozen = True
 
+    def _begin(self, use: Use, side: int) -> None:
+        if self._held[side] != use:
+            self._held = [None] * NUM_SIDES  # nobody guessed this use, so nobody knows how old the other guess is
+            self._fill(use, side)
+
+    def _begin_following(self, use: Use, side: int, following: Use | None) -> None:
+        if following is not None and following.layer != use.layer and self._held[1 - side] != following:
+            self._fill(following, 1 - side)
+
     def _fill(self, use: Use, side: int) -> None:
         self._settle(side)
-        self.gathered[use.layer]()
+        self._held[side] = use
+        if use.layer in self.gathered:
+            self.gathered[use.layer]()
         with span("fetch", use.layer):
             self._pending[side] += self._fetch_of(use, side).start()
 

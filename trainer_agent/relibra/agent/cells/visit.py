@@ -90,7 +90,7 @@ class Visit:
         self._home = _Home(cell)
         if self.is_recorded:
             self._anchor = self._home.accept()
-        context.fetcher.prefetch(use, cell.side)
+        context.fetcher.prefetch(use, cell.side, cell.following(use, moment))
 
     def begin(self, tokens: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, list[list[Tensor]]]:
         """Return tokens and probabilities unchanged, and the weights of this rank's replicas by redundant slot."""

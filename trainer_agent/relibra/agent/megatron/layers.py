@@ -193,15 +193,17 @@ def reduces_early(chunk: nn.Module) -> bool:
     return isinstance(chunk, DistributedDataParallel) and bool(chunk.ddp_config.overlap_grad_reduce)
 
 
-def gathering(chunk: nn.Module, module: nn.Module) -> Callable[[], None]:
+def gathering(chunk: nn.Module, module: nn.Module) -> Callable[[], None] | None:
     """Return a function that waits until the parameters inside `module` are gathered, as its own forward would.
+
+    None if parameters are gathered before the forward.
 
     The ranks that hold the same experts may call it at different times, so it first waits for all that a forward uses
     before `module`. Otherwise one rank could wait here for the gather of experts, while another rank waits for an
     earlier gather.
     """
     if not (isinstance(chunk, DistributedDataParallel) and chunk.ddp_config.overlap_param_gather):
-        return lambda: None
+        return None
     hook, parts, seen = chunk._make_forward_pre_hook(), list(chunk.modules()), set[int]()
     inside = set(map(id, module.modules()))
     last = max(place for place, part in enumerate(parts) if id(part) in inside)
