@@ -72,11 +72,18 @@ def step(row: Row) -> Figure:
     model, tokens = training.model, row["mbs"] * row["length"]
     even_LE = np.full((model.num_layers, model.num_experts), tokens * model.top_k / model.num_experts)
     work = even_work(_same_everywhere(even_LE, training.cluster), model.num_experts, training.cluster)
+    sent = model
+    if row.get("neighbours"):
+        # All experts of a token lie on one node, and on one or two of its ranks: the token crosses networks once.
+        sent = replace(model, top_k=1)
+        even_LE = even_LE / model.top_k
+    sent_work = even_work(_same_everywhere(even_LE, training.cluster), model.num_experts, training.cluster)
     forwards = 2 if row["recomputed"] == "all" else 1
     num_micro_batches = row["gbs"] * row["pp"] / (row["mbs"] * row["gpus"])
 
     def seconds(job: Training) -> float:
-        outside, experts, dispatch = _forward_us(cells_of(work, job))
+        outside, experts, _ = _forward_us(cells_of(work, job))
+        dispatch = float(cells_of(sent_work, replace(job, model=sent)).dispatch_ML.sum())
         micro_batch_us = (forwards + _BACKWARD) * (outside + experts) + (forwards + 1) * dispatch
         return micro_batch_us / row["pp"] * (num_micro_batches + (row["pp"] - 1) / row["vp"]) / 1e6
 

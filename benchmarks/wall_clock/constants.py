@@ -8,19 +8,21 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.wall_clock.jobs import HIDDEN_SIZE, MODEL, Job
+from benchmarks.wall_clock.jobs import HIDDEN_SIZE, Job
+from relibra.planning import Model
 from relibra.planning.cost import CostModel
 
 
-def measured_cost(job: Job, num_tokens: int, host_us: float) -> CostModel:
+def measured_cost(job: Job, model: Model, num_tokens: int, host_us: float) -> CostModel:
     """Return the measured times of an expert and of an all-to-all, with all ranks busy.
 
     Args:
         job: has the experts.
+        model: its MoE layers.
         num_tokens: the tokens of a rank in a micro-batch.
         host_us: the measured host time of a cell with replicas.
     """
-    mean_tokens = num_tokens * MODEL.top_k * dist.get_world_size() // MODEL.num_experts
+    mean_tokens = num_tokens * model.top_k * dist.get_world_size() // model.num_experts
     # The last number is that of all ranks together, which a popular expert comes close to.
     at_tokens = tuple(mean_tokens * eighths // 8 for eighths in (1, 4, 8, 16, 64))
     expert_us = np.maximum.accumulate([job.expert_us(each) for each in at_tokens])

@@ -18,18 +18,35 @@ from relibra.planning import Cluster, Model, PlanParams
 from relibra.rollout import RolloutReporter
 from relibra.wire.client import PlannerClient
 
-HIDDEN_SIZE, FFN_SIZE = 512, 1024
-EXPERT_SIZE_BYTES = 4 * 3 * HIDDEN_SIZE * FFN_SIZE
-MODEL = Model(
-    num_layers=3,
-    num_experts=16,
-    top_k=2,
-    expert_weight_size_bytes=EXPERT_SIZE_BYTES,
-    expert_state_size_bytes=3 * EXPERT_SIZE_BYTES,
-)
 NUM_MICRO_BATCHES = 4
 JOB = "wall-clock"
-SEQUENCE_LENGTH = 512
+HIDDEN_SIZE, FFN_SIZE = 512, 1024
+
+
+def shape_of(num_tokens: int, *, is_recorded: bool) -> Shape:
+    """Return the model and a rank's micro-batch.
+
+    Args:
+        num_tokens: the tokens of a rank in a micro-batch.
+        is_recorded: whether experts are those of gpt-oss-20b: twice as many tokens for each, and short sequences, so
+            that experts take most of a step.
+    """
+    size_bytes = 4 * 3 * HIDDEN_SIZE * FFN_SIZE
+    num_layers, num_experts, top_k, length = (2, 32, 4, 128) if is_recorded else (3, 16, 2, 512)
+    model = Model(
+        num_layers=num_layers,
+        num_experts=num_experts,
+        top_k=top_k,
+        expert_weight_size_bytes=size_bytes,
+        expert_state_size_bytes=3 * size_bytes,
+    )
+    return Shape(
+        model=model,
+        hidden_size=HIDDEN_SIZE,
+        expert_ffn_size=FFN_SIZE,
+        num_sequences=num_tokens // length,
+        sequence_length=length,
+    )
 
 
 class Job:
@@ -117,12 +134,12 @@ class Job:
 class Driver:
     """A connection of a rank to the planner, through which rank 0 does what a driver and its rollout workers do."""
 
-    def __init__(self, cluster: Cluster, planner_address: str, params: PlanParams) -> None:
+    def __init__(self, model: Model, cluster: Cluster, planner_address: str, params: PlanParams) -> None:
         attempt = shared_attempt()
         self._planner = PlannerClient(planner_address, attempt=attempt)
-        self._reporter = RolloutReporter(planner_address, JOB, num_experts=MODEL.num_experts, attempt=attempt)
+        self._reporter = RolloutReporter(planner_address, JOB, num_experts=model.num_experts, attempt=attempt)
         if dist.get_rank() == 0:
-            self._planner.register_job(JOB, MODEL, cluster, params)
+            self._planner.register_job(JOB, model, cluster, params)
         dist.barrier()
         self._schedule = routing.schedule(NUM_MICRO_BATCHES, cluster.num_ranks)
         self._sequence_ids = [f"sequence-{index}" for index in range(self._schedule.num_sequences)]

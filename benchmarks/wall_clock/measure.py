@@ -16,6 +16,9 @@ the times of the warm-up steps' reorders. It takes the speed of everything else 
 and relibra are then predictions. `python -m benchmarks.wall_clock.table` writes predicted and measured figures of all
 cases side by side into docs/simulation.md.
 
+`--recorded RUN` takes the routing of gpt-oss-20b instead, in a model whose experts take most of a step: see `shape_of`
+and `routing.recorded`. RUN names the file of the results.
+
 As root, `unshare --net sh -c 'ip link set lo up; tc qdisc add dev lo root tbf rate 4000mbit burst 1mb latency 50ms;
 python -m benchmarks.wall_clock --network-mbit 4000'` measures with a network between ranks that is slower than memory.
 """
@@ -39,14 +42,11 @@ from benchmarks.wall_clock import host_time, routing
 from benchmarks.wall_clock.constants import measured_cost, median_cost
 from benchmarks.wall_clock.gpt_on_cpu import Shape, join
 from benchmarks.wall_clock.jobs import (
-    FFN_SIZE,
-    HIDDEN_SIZE,
     JOB,
-    MODEL,
     NUM_MICRO_BATCHES,
-    SEQUENCE_LENGTH,
     Driver,
     Job,
+    shape_of,
 )
 from benchmarks.wall_clock.prediction import predict
 from relibra.agent import AgentConfig
@@ -84,9 +84,19 @@ class Case:
     network_mbit: int | None
     """The megabits per second of the network between ranks, in either direction; None: as fast as the machine is."""
 
+    run: str | None = None
+    """The name of a run on recorded routing; None: routing is drawn."""
+
+    @property
+    def shape(self) -> Shape:
+        """The model and a rank's micro-batch."""
+        return shape_of(self.num_tokens, is_recorded=self.run is not None)
+
     @property
     def name(self) -> str:
         """The name of the file with the results."""
+        if self.run is not None:
+            return f"wall_clock_recorded-{self.run}"
         shaped = f"-{self.network_mbit}mbit" if self.network_mbit else ""
         return f"wall_clock-{self.num_ranks}-{self.num_tokens}-{self.sigma:g}{shaped}"
 
@@ -102,28 +112,26 @@ def run_rank(rank: int, folder: str, services: Services, case: Case) -> None:
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
     join(folder, rank, case.num_ranks)
     cell_us, step_us = host_time.measure(num_steps=_HOST_STEPS)
-    shape = Shape(
-        model=MODEL,
-        hidden_size=HIDDEN_SIZE,
-        expert_ffn_size=FFN_SIZE,
-        num_sequences=case.num_tokens // SEQUENCE_LENGTH,
-        sequence_length=SEQUENCE_LENGTH,
-    )
+    shape, model = case.shape, case.shape.model
     sizes = (NUM_MICRO_BATCHES, case.num_ranks, case.num_tokens)
     plain, forced = Job(shape), Job(shape)
     host_us = max(0.0, cell_us)
-    costs = [measured_cost(plain, case.num_tokens, host_us)]
+    costs = [measured_cost(plain, model, case.num_tokens, host_us)]
     dist.broadcast_object_list(costs)  # all ranks register the same job
     address = services.planner_address
-    driver = Driver(case.cluster, address, PlanParams(cost=costs[0]))
-    config = AgentConfig(planner_address=address, job_id=JOB, model=MODEL, cluster=case.cluster, guard=False)
+    driver = Driver(model, case.cluster, address, PlanParams(cost=costs[0]))
+    config = AgentConfig(planner_address=address, job_id=JOB, model=model, cluster=case.cluster, guard=False)
     relibra = Job(shape, config)
 
-    even_MLTK = torch.tensor(routing.even(MODEL, *sizes)[:, rank])
+    if case.run is None:
+        routed = functools.partial(routing.skewed, model, *sizes, sigma=case.sigma)
+    else:
+        routed = functools.partial(routing.recorded, model, *sizes)
+    even_MLTK = torch.tensor(routing.even(model, *sizes)[:, rank])
     times_s: dict[str, list[float]] = {"plain": [], "relibra": [], "forced balance": []}
     counts = []
     for step in range(_WARM_UPS + case.num_steps):
-        routed_MRLTK = routing.skewed(MODEL, *sizes, step, case.sigma)
+        routed_MRLTK = routed(step)
         routed_MLTK = torch.tensor(routed_MRLTK[:, rank])
         if rank == 0:
             driver.report(step, routed_MRLTK)
@@ -134,8 +142,8 @@ def run_rank(rank: int, folder: str, services: Services, case: Case) -> None:
         }
         for name in list(turns) if step % 2 else reversed(turns):
             times_s[name].append(turns[name]())
-        counts.append(routing.counts_SLE(routed_MRLTK, MODEL.num_experts))
-        costs.append(measured_cost(plain, case.num_tokens, host_us))
+        counts.append(routing.counts_SLE(routed_MRLTK, model.num_experts))
+        costs.append(measured_cost(plain, model, case.num_tokens, host_us))
         if rank == 0:
             print("  ".join(f"{name} {each[-1]:.2f} s" for name, each in times_s.items()), flush=True)
     relibra.close()
@@ -167,13 +175,13 @@ def report(
     predicted = predict(
         counts,
         schedule,
-        MODEL,
+        case.shape.model,
         case.cluster,
         planned_with=costs[0],
         cost=cost,
-        hidden_size=HIDDEN_SIZE,
-        expert_ffn_size=FFN_SIZE,
-        sequence_length=SEQUENCE_LENGTH,
+        hidden_size=case.shape.hidden_size,
+        expert_ffn_size=case.shape.expert_ffn_size,
+        sequence_length=case.shape.sequence_length,
         balanced_s=balanced_s,
         warm_up_reorders_s=warm_up_reorders_s,
         host_step_us=host_step_us,
@@ -215,6 +223,7 @@ def main() -> None:
         "--sigma", type=float, default=1.5, help="skew: standard deviation of the experts' log-probabilities"
     )
     parser.add_argument("--network-mbit", type=int, help="the megabits per second of this network, to name the results")
+    parser.add_argument("--recorded", metavar="RUN", help="use the routing of gpt-oss-20b; RUN names the results")
     arguments = parser.parse_args()
     case = Case(
         num_steps=arguments.steps,
@@ -222,7 +231,10 @@ def main() -> None:
         num_tokens=arguments.tokens,
         sigma=arguments.sigma,
         network_mbit=arguments.network_mbit,
+        run=arguments.recorded,
     )
+    if case.run is not None and not routing.RECORDED.is_file():
+        parser.error(f"expected the recorded routing {routing.RECORDED}, and there is no such file: set RELIBRA_TRACES")
     if case.num_ranks > (cores := len(os.sched_getaffinity(0))):
         parser.error(
             f"{case.num_ranks} ranks need as many cores, and there are {cores}: ranks that share a core lend each "

@@ -6,7 +6,11 @@ M micro-batches, R ranks, T tokens of a rank in a micro-batch, L MoE layers, E e
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import results
 from relibra.planning import Model, Schedule
+from relibra.routing import read_trace
+
+RECORDED = results.TRACES / "gpt-oss-20b_mmlu.npz"
 
 
 def skewed(
@@ -18,6 +22,24 @@ def skewed(
     likely = sigma * rng.standard_normal(shape)
     gumbel = rng.gumbel(size=(num_micro_batches, num_ranks, model.num_layers, num_tokens, model.num_experts))
     return np.argsort(-(likely + gumbel), axis=-1)[..., : model.top_k]
+
+
+def recorded(model: Model, num_micro_batches: int, num_ranks: int, num_tokens: int, step: int) -> NDArray[np.int64]:
+    """Return routing `[M, R, L, T, K]` as recorded from gpt-oss-20b: a part of the recording for each step, in order.
+
+    Its layers are those of the 24 in which plain expert parallelism on these ranks is most imbalanced over the whole
+    recording. Experts keep their numbers.
+    """
+    routed_TLK = read_trace(RECORDED).routed_experts
+    share_LR = [
+        np.bincount(routed_TK.ravel(), minlength=model.num_experts).reshape(num_ranks, -1).sum(axis=1)
+        for routed_TK in routed_TLK.swapaxes(0, 1)
+    ]
+    layer_L = np.sort(np.max(share_LR, axis=1).argsort()[-model.num_layers :])
+    size = num_micro_batches * num_ranks * num_tokens
+    index_T = np.arange(step * size, (step + 1) * size) % len(routed_TLK)
+    shape = (num_micro_batches, num_ranks, num_tokens, model.num_layers, model.top_k)
+    return routed_TLK[index_T][:, layer_L].reshape(shape).swapaxes(2, 3).astype(np.int64)
 
 
 def even(model: Model, num_micro_batches: int, num_ranks: int, num_tokens: int) -> NDArray[np.int64]:

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import placement_gap, results, slots
 from benchmarks.evaluation import tables as evaluation
+from benchmarks.long_sequences.measure import long_sequences
 from benchmarks.peers import tables as peers
 from benchmarks.twin import tables as twin_tables
 from benchmarks.wall_clock import table as wall_clock
@@ -21,7 +22,7 @@ Cells = tuple[str, ...]
 
 GENERATED: Mapping[Path, Mapping[str, Callable[[], str]]] = {
     **evaluation.TABLES,
-    DOCS / "simulation.md": evaluation.SIMULATION | {"wall_clock": wall_clock.wall_clock},
+    DOCS / "simulation.md": evaluation.SIMULATION | wall_clock.TABLES | {"long_sequences": long_sequences},
     DOCS / "peers.md": peers.TABLES,
     DOCS / "optimality.md": {"slots": slots.slots, "placements": placement_gap.placements},
     twin_tables.PAGE: twin_tables.TABLES,

@@ -39,14 +39,18 @@ class RoutingStatistics:
         """
         if not len(trace.routed_experts):
             raise InvalidInput.of("trace", expected="a sequence with recorded tokens", got="empty ones only")
-        counts_SLE = count_sequences(trace).astype(np.float64)
-        domain_S = np.zeros(len(counts_SLE), dtype=np.int64)
+        domain_S = np.zeros(trace.num_sequences, dtype=np.int64)
         if trace.domain is not None:
             domain_S = np.unique(trace.domain, return_inverse=True)[1]
+        return cls.of_counts(count_sequences(trace), domain_S, trace.top_k)
+
+    @classmethod
+    def of_counts(cls, counts_SLE: NDArray[np.integer], domain_S: NDArray[np.int64], top_k: int) -> "RoutingStatistics":
+        """Return the statistics of token copies `[S, L, E]` of sequences in domains from 0 on; see `fit`."""
         by_domain_DLE = np.stack([counts_SLE[domain_S == domain].sum(axis=0) for domain in range(domain_S.max() + 1)])
-        common = _mean_square(counts_SLE.sum(axis=0, keepdims=True), trace.top_k)
-        in_domain = max(_mean_square(by_domain_DLE, trace.top_k), common)
-        in_sequence = max(_mean_square(counts_SLE, trace.top_k), in_domain)
+        common = _mean_square(counts_SLE.sum(axis=0, keepdims=True), top_k)
+        in_domain = max(_mean_square(by_domain_DLE, top_k), common)
+        in_sequence = max(_mean_square(counts_SLE, top_k), in_domain)
         return cls(
             popularity_variance=max(common, 1.0) - 1,
             domain_variance=in_domain / common - 1,
@@ -54,8 +58,9 @@ class RoutingStatistics:
         )
 
 
-def _mean_square(counts_XLE: NDArray[np.float64], top_k: int) -> float:
+def _mean_square(counts_XLE: NDArray[np.integer], top_k: int) -> float:
     """Estimate E * sum_e share_e**2 from pairs of different tokens; average over layers, and over groups by size."""
+    counts_XLE = counts_XLE.astype(np.float64)
     total_XL = counts_XLE.sum(axis=-1)
     # The copies of one token go to different experts. Such pairs never agree, so they say nothing.
     pairs_XL = (counts_XLE * (counts_XLE - 1)).sum(axis=-1) / np.maximum(total_XL * (total_XL - top_k), 1)
