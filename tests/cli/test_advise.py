@@ -110,9 +110,19 @@ def test_even_routing_says_that_it_will_not_pay(tmp_path, model, monkeypatch):
 
 @pytest.mark.long
 def test_few_sequences_are_not_enough(tmp_path, model):
-    printed = _run(_trace(tmp_path / "trace.npz", 20, variance=2.0), *model, *_SMALL, status=1)
+    trace = _trace(tmp_path / "trace.npz", 20, variance=2.0)
+    printed = _run(trace, *model, *_SMALL, "--memory-gib", 100, status=1)
     assert "Not enough data." in printed
     assert "at least 32 sequences; there are 20" in printed
+    assert "with EP groups of 4 or 2 ranks" in " ".join(printed.split())
+    assert "recomputing nothing" in printed
+
+
+@pytest.mark.parametrize("memory_gib", [0, "inf", "nan"])
+def test_a_memory_that_holds_nothing_or_everything_is_refused(tmp_path, model, memory_gib):
+    trace = _trace(tmp_path / "trace.npz", 20, variance=2.0)
+    with pytest.raises(InvalidInput, match="--memory-gib: expected more than 0"):
+        _run(trace, *model, *_SMALL, "--memory-gib", memory_gib, status=2)
 
 
 @pytest.mark.long

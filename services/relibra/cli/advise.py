@@ -4,7 +4,7 @@ In:   a routing trace file, the names of a model and of hardware.
 Out:  an answer with its reasons; exit status 0 for "turn it on", 1 for any other answer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from math import inf
 from typing import Annotated
@@ -18,6 +18,7 @@ from relibra.cli.question import Knowledge, asking, provenance
 from relibra.errors import InvalidInput
 from relibra.evaluation.advice import MEANINGS, Advice, Answer, name_of
 from relibra.evaluation.estimate import Estimate
+from relibra.evaluation.fitting_tokens import FittingTokens, fitting_tokens
 from relibra.evaluation.question import Question
 from relibra.evaluation.simulation import RECOMPUTED
 from relibra.planning.plan import Level
@@ -46,7 +47,7 @@ def advise(
     ] = None,
     memory_gib: Annotated[
         float | None,
-        typer.Option(help="GiB that activations of experts may take on a GPU: says how many tokens fit."),
+        typer.Option(help="GiB that activations of experts may take on a GPU: says how many tokens fit, by EP size."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -61,10 +62,14 @@ def advise(
         if memory_gib is not None and not 0 < memory_gib < inf:
             raise InvalidInput.of("--memory-gib", expected="more than 0", got=memory_gib)
         advice = run(question, knowledge, lambda name: now(f"simulating {name}"))
+        fitting: list[FittingTokens] = []
+        if memory_gib is not None:
+            now("simulating EP sizes")
+            fitting = list(fitting_tokens(question, knowledge, advice.redundant_slots, memory_gib * 2**30))
     saving = None if rollout_share is None else _saving(advice.gain, rollout_share)
     if as_json:
         said = asdict(advice) | {"gain": asdict(advice.gain), "answer": advice.answer.value}
-        said["fitting_tokens"] = None if memory_gib is None else _fitting_tokens(advice, question, memory_gib)
+        said["fitting_tokens"] = [asdict(tokens) for tokens in fitting]
         print_json(said | {"gpu_hours_saved": None if saving is None else asdict(saving)})
     else:
         console = open_console()
@@ -81,36 +86,35 @@ def advise(
         console.print(
             f"Best setting: redundant_slots={advice.redundant_slots}, which takes {advice.slot_size_bytes / 1e9:.2f} "
             f"GB of each GPU. Throughput is then {advice.of_balanced:.1%} of that with perfectly even routing.{cause}\n"
-            f"{whole}{_tell_memory(advice, question, memory_gib)}\n"
+            f"{whole}\n"
             f"{_KNOWN[knowledge]} {provenance(question)} Ranges span two samples of the recorded "
             "sequences, and what is not known of such machines.",
             highlight=False,
         )
+        if memory_gib is not None:
+            _print_fitting(console, fitting, memory_gib)
     if advice.answer not in (Answer.TURN_ON, Answer.UNLESS_BALANCED):
         raise typer.Exit(1)
 
 
-def _tell_memory(advice: Advice, question: Question, memory_gib: float | None) -> str:
-    """Say how many tokens of a micro-batch fit into this memory; nothing without a memory."""
-    if memory_gib is None:
-        return ""
-    lines = [f"\n{memory_gib:g} GiB for activations of experts have room for micro-batches, in tokens of a GPU, of"]
-    fitting = _fitting_tokens(advice, question, memory_gib)
-    for recomputed, what in RECOMPUTED.items():
-        plain, planned = fitting["plain"][recomputed], fitting["relibra"][recomputed]
-        lines.append(f"  {plain:,} without and {planned:,} with relibra, {what}")
-    return "\n".join(lines)
-
-
-def _fitting_tokens(advice: Advice, question: Question, memory_gib: float) -> dict[str, dict[str, int]]:
-    """Return the tokens of a GPU in a micro-batch that fit, by way of balancing and what the backward recomputes."""
-    return {
-        way: {
-            recomputed: int(question.tokens_per_rank * memory_gib * 2**30 / max(1, size_bytes))
-            for recomputed, size_bytes in by_recomputed.items()
-        }
-        for way, by_recomputed in advice.peaks.items()
-    }
+def _print_fitting(console: Console, fitting: Sequence[FittingTokens], memory_gib: float) -> None:
+    sizes = " or ".join(f"{tokens.ep_size}" for tokens in fitting if not tokens.recomputed)
+    console.print(
+        f"{memory_gib:g} GiB for activations of experts have room for micro-batches of so many tokens of a GPU, with "
+        f"EP groups of {sizes} ranks:",
+        highlight=False,
+    )
+    rows = (
+        (
+            f"{tokens.ep_size}",
+            f"{tokens.weights_bytes / 2**30:.1f} GiB",
+            RECOMPUTED[tokens.recomputed],
+            f"{tokens.plain:,}",
+            f"{tokens.relibra:,}",
+        )
+        for tokens in fitting
+    )
+    print_rows(console, (">EP", ">weights and gradients", "backward", ">without relibra", ">with relibra"), rows)
 
 
 def _saving(gain: Estimate, rollout_share: float) -> Estimate:

@@ -12,7 +12,7 @@ from statistics import mean
 from relibra.evaluation.estimate import Estimate
 from relibra.evaluation.policies import OWN_SLOTS, POLICIES, PUBLISHED, other_copies, reordering, replayed, with_slots
 from relibra.evaluation.question import Question
-from relibra.evaluation.simulation import RECOMPUTED, Outcome, simulate
+from relibra.evaluation.simulation import Outcome, simulate
 from relibra.planning.plan import Level
 
 MIN_GAIN = 0.02
@@ -70,9 +70,6 @@ class Advice:
     """The gain of other ways of balancing, the published ones with the number of slots that suits each."""
     of_balanced: Estimate
     """Throughput relative to perfectly even routing."""
-    peaks: dict[str, dict[str, int]]
-    """The most bytes that activations of experts take on a rank, of `plain` and `relibra`, by what the backward
-    recomputes (`RECOMPUTED`)."""
     limit: str
     """The main reason why throughput is below that of perfect balance."""
 
@@ -128,17 +125,9 @@ def advise(
         slot_size_bytes=slots * question.model.slot_size_bytes,
         gain_by_slots=gain_by_slots,
         gain_of_others={name: _gain([sample[name].over_plain for sample in samples]) for name in (*rivals, *compared)},
-        peaks={
-            "plain": _most_bytes([sample["plain"] for sample in samples]),
-            "relibra": _most_bytes(chosen),
-        },
         of_balanced=Estimate.over([outcome.of_balanced for outcome in chosen]),
         limit=limit_of(chosen),
     )
-
-
-def _most_bytes(outcomes: Sequence[Outcome]) -> dict[str, int]:
-    return {name: max(outcome.peaks[name].size_bytes or 0 for outcome in outcomes) for name in RECOMPUTED}
 
 
 def name_of(way: str, slots: int) -> str:
