@@ -4,8 +4,8 @@ import os
 import signal
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TypeVar
@@ -85,6 +85,8 @@ class World:
                 if planner.process.poll() is None:
                     planner.process.send_signal(signal_)
             planner.process.wait()
+        let_go(_frozen)  # a solver that outlives its planner ends when it runs again
+        _frozen.clear()
         self.redis.stop()
 
     def start_planner(self, **environment: str) -> Planner:
@@ -243,6 +245,10 @@ def create_tokens(world: World) -> tuple[str, str]:
     return victim, attacker
 
 
+_frozen: list[int] = []
+"""All solvers that `stop_solvers` froze in this world."""
+
+
 def stop_solvers(planner: Service, *, only_next: bool = False) -> list[int]:
     """Freeze the solvers of a planner, so that no solve ends; return their process ids.
 
@@ -255,13 +261,15 @@ def stop_solvers(planner: Service, *, only_next: bool = False) -> list[int]:
         pids = pids[-1:]  # the pool takes the solver that became idle last
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
+    _frozen.extend(pids)
     return pids
 
 
-def let_go(pids: list[int]) -> None:
-    """Send SIGCONT to processes that were frozen."""
+def let_go(pids: Sequence[int]) -> None:
+    """Send SIGCONT to processes that were frozen, unless they have ended."""
     for pid in pids:
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def hold_solve(world: World, planner: Planner, step: int = 1, *, only_next: bool = False) -> list[int]:
