@@ -195,6 +195,16 @@ def test_the_readme() -> None:
     assert seconds(only(results.read("scale"), case="target")["plan_time_s"]) in figures
 
 
+def test_the_page_says_how_many_low_ends_reach_96_per_cent() -> None:
+    ours = [row for row in results.read("evaluation-presets") if row["policy"] == "relibra"]
+    reached = [row for row in ours if row["of_balanced_range"][0] >= 0.96]
+    assert not any(row["model"] == "gpt-oss-20b" for row in reached)
+    between = [[row for row in rows if row["ep"] > 8 and row["dispatcher"] == "alltoall"] for rows in (reached, ours)]
+    text = re.sub(r"\s+", " ", (DOCS / "evaluation.md").read_text(encoding="utf-8"))
+    assert f"reaches 96 % in {len(reached)} of {len(ours)} rows" in text
+    assert f"over nodes in only {len(between[0])} of {len(between[1])} rows" in text
+
+
 def wall_clock_files() -> list[str]:
     return [path.stem for path in results.RESULTS.glob("wall_clock-*.json")]
 
