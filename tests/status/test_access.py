@@ -36,7 +36,8 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def test_S6_without_a_token_nothing_is_shown(guarded: TestClient) -> None:
+def test_S6_without_a_token_nothing_is_shown(guarded: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relibra.store.tokens._REREAD_S", 0.0)
     for path in ("/", "/v1/jobs", "/metrics", *HIDDEN):
         answer = guarded.get(path)
         assert answer.status_code == 401

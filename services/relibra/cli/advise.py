@@ -98,10 +98,9 @@ def advise(
 
 
 def _print_fitting(console: Console, fitting: Sequence[FittingTokens], memory_gib: float) -> None:
-    sizes = " or ".join(f"{tokens.ep_size}" for tokens in fitting if not tokens.recomputed)
     console.print(
-        f"{memory_gib:g} GiB for activations of experts have room for micro-batches of so many tokens of a GPU, with "
-        f"EP groups of {sizes} ranks:",
+        f"With {memory_gib:g} GiB for activations of experts, a GPU has room for micro-batches of so many tokens, by "
+        "the size of EP groups:",
         highlight=False,
     )
     rows = (

@@ -35,7 +35,7 @@ class FittingTokens:
 def fitting_tokens(
     question: Question, level: Level, redundant_slots: int, memory_bytes: float
 ) -> Iterator[FittingTokens]:
-    """Yield what fits, the largest EP groups first.
+    """Yield what fits, the largest EP groups first, and end with the first whose weights leave no room.
 
     Args:
         question: the trace, model and machines; its cluster has one EP group, which is the largest.
@@ -43,9 +43,8 @@ def fitting_tokens(
         redundant_slots: those of relibra.
         memory_bytes: what activations of experts may take on a GPU with the EP groups of the question.
     """
-    largest = question.cluster
     asked_bytes = _weights_bytes(question)
-    for cluster in ep_groups(largest, question.model.num_experts):
+    for cluster in ep_groups(question.cluster, question.model.num_experts):
         asked = replace(question, cluster=replace(cluster, redundant_slots=redundant_slots))
         before, now = asked.steps(seed=0)
         plain, planned = simulate(now, before, asked.training, _WAYS, level=level, rivals=())
@@ -53,7 +52,7 @@ def fitting_tokens(
         room_bytes = max(0.0, memory_bytes - (weights_bytes - asked_bytes))
         for recomputed in RECOMPUTED:
             size_bytes = (outcome.peaks[recomputed].size_bytes or 1 for outcome in (plain, planned))
-            fits = [int(question.tokens_per_rank * room_bytes / each) for each in size_bytes]
+            fits = [int(question.tokens_per_rank * room_bytes / size) for size in size_bytes]
             yield FittingTokens(
                 ep_size=cluster.num_ranks,
                 weights_bytes=weights_bytes,
@@ -61,12 +60,14 @@ def fitting_tokens(
                 plain=fits[0],
                 relibra=fits[1],
             )
+        if not room_bytes:
+            return
 
 
 def ep_groups(largest: Cluster, num_experts: int) -> Iterator[Cluster]:
     """Yield the ways to split one EP group into equal ones, with whole nodes or inside of nodes, the largest first."""
     num_ranks, node = largest.num_ranks, largest.gpus_per_node
-    for size in range(num_ranks, 1, -1):
+    for size in range(num_ranks, 0, -1):
         whole = size % node == 0 if size >= node else node % size == 0
         if whole and num_ranks % size == 0 and num_experts % size == 0:
             yield replace(
