@@ -76,11 +76,7 @@ class Layers:
             normalization="RMSNorm",
             hidden_dropout=0.0,
             attention_dropout=0.0,
-            use_cpu_initialization=True,
-            bias_activation_fusion=False,
-            bias_dropout_fusion=False,
-            masked_softmax_fusion=False,
-            persist_layer_norm=False,
+            **megatron_on_cpu.SETTINGS,
         )
         spec = get_gpt_layer_local_spec(
             num_experts=NUM_EXPERTS, moe_grouped_gemm=False, qk_layernorm=True, normalization="RMSNorm"

@@ -73,12 +73,7 @@ class Gpt:
             normalization="RMSNorm",
             hidden_dropout=0.0,
             attention_dropout=0.0,
-            use_cpu_initialization=True,
-            bias_activation_fusion=False,
-            bias_dropout_fusion=False,
-            gradient_accumulation_fusion=False,
-            masked_softmax_fusion=False,
-            persist_layer_norm=False,
+            **megatron_on_cpu.SETTINGS,
         )
         spec = get_gpt_layer_local_spec(
             num_experts=shape.model.num_experts, moe_grouped_gemm=False, normalization="RMSNorm"

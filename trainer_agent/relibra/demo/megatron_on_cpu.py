@@ -4,9 +4,8 @@ megatron-core is written for CUDA, yet little of it *needs* CUDA: mostly device 
 generator break. `install()` replaces them by their CPU counterparts. No shim changes a number: the same operators run
 on the same values, so a result on the CPU about the mathematics of a training step also holds on GPUs.
 
-The model must still be configured for the CPU: `use_cpu_initialization=True`, and `moe_grouped_gemm`,
-`moe_permute_fusion`, `moe_router_fusion`, `bias_activation_fusion`, `masked_softmax_fusion` and `persist_layer_norm`
-off; layer specs come from the `local` (not Transformer Engine) builders.
+The model must still be configured for the CPU: with `SETTINGS`, and with layer specs of the `local` builders, which do
+without Transformer Engine.
 """
 
 import contextlib
@@ -14,7 +13,7 @@ import functools
 import importlib
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +32,18 @@ _IMPORTED_FIRST = (
     "megatron.core.optimizer",
     "megatron.core.pipeline_parallel",
 )
+
+SETTINGS: Mapping[str, Any] = {
+    "use_cpu_initialization": True,
+    "moe_grouped_gemm": False,
+    "moe_permute_fusion": False,
+    "bias_activation_fusion": False,
+    "bias_dropout_fusion": False,
+    "masked_softmax_fusion": False,
+    "gradient_accumulation_fusion": False,
+    "persist_layer_norm": False,
+}
+"""What a `TransformerConfig` must say."""
 
 _installed = False
 

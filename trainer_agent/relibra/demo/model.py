@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from relibra.demo.megatron_on_cpu import install
+from relibra.demo.megatron_on_cpu import SETTINGS, install
 
 install()
 
@@ -71,14 +71,7 @@ def build() -> GPTModel:
         hidden_dropout=0.0,
         attention_dropout=0.0,
         init_method_std=0.1,
-        use_cpu_initialization=True,
-        moe_grouped_gemm=False,
-        moe_permute_fusion=False,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        masked_softmax_fusion=False,
-        gradient_accumulation_fusion=False,
-        persist_layer_norm=False,
+        **SETTINGS,
     )
     return GPTModel(
         config,
