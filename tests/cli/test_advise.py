@@ -1,18 +1,16 @@
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
 
+from harness.command_line import relibra
 from relibra.cli import output
-from relibra.cli.advise import advise
 from relibra.errors import InvalidInput
 from relibra.routing import RoutingTrace, write_trace
 
-_app = typer.Typer()
-_app.command()(advise)
+_run = partial(relibra, "advise")
 _SMALL = ("--gpus-per-node", 4, "--micro-batches", 2, "--tokens-per-gpu", 8192)
 _CONFIG = {
     "model_type": "tiny",
@@ -53,14 +51,6 @@ def model(tmp_path: Path) -> tuple[str, Path]:
     """The option that names the model."""
     (tmp_path / "config.json").write_text(json.dumps(_CONFIG))
     return "--model", tmp_path / "config.json"
-
-
-def _run(*args: object, status: int) -> str:
-    result = CliRunner().invoke(_app, [str(arg) for arg in args], env={"COLUMNS": "80"})
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == status, result.output
-    return result.stdout
 
 
 def test_routing_that_differs_by_sequence_says_turn_it_on(tmp_path, model):

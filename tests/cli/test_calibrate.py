@@ -1,15 +1,13 @@
 import json
+from functools import partial
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from relibra.cli.calibrate import calibrate
+from harness.command_line import relibra
 from relibra.errors import InvalidInput
 from relibra.evaluation.calibration import read_cost
 
-_app = typer.Typer()
-_app.command()(calibrate)
+_run = partial(relibra, "calibrate")
 
 
 @pytest.fixture
@@ -27,14 +25,6 @@ def report(tmp_path):
     experts = [expert("qwen3-30b-a3b", 2048), expert("glm-4.5-air", 4096)]
     path.write_text(json.dumps({"machine": {"device": "some device"}, "experts": experts}))
     return path
-
-
-def _run(*args):
-    result = CliRunner().invoke(_app, [str(arg) for arg in args])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 def test_measured_times_become_a_cost_model_shown_with_the_default(report, tmp_path):

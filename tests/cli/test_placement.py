@@ -1,23 +1,21 @@
 """`relibra placement` writes what SGLang's own code reads."""
 
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
 from harness import frameworks
+from harness.command_line import relibra
 from harness.engine_code import RELEASES, imported, release
-from relibra.cli.placement import placement
 from relibra.errors import InvalidInput
 from relibra.routing import RoutingTrace, write_trace
 
-_app = typer.Typer()
-_app.command()(placement)
+_run = partial(relibra, "placement")
 _FOLDER = frameworks.checkout(".")
 
 
@@ -32,13 +30,6 @@ def recorded(tmp_path: Path) -> list[object]:
     config = {"num_hidden_layers": 3, "first_k_dense_replace": 1, "n_routed_experts": 16, "num_experts_per_tok": 2}
     (tmp_path / "config.json").write_text(json.dumps(config))
     return [tmp_path / "trace.npz", "--model-config", tmp_path / "config.json", "-o", tmp_path / "placement.json"]
-
-
-def _run(*args: object) -> str:
-    result = CliRunner().invoke(_app, [str(arg) for arg in args])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.stdout
 
 
 def test_it_writes_a_row_for_every_transformer_layer_and_says_what_it_gains(recorded, tmp_path):

@@ -1,29 +1,18 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
 
+from harness.command_line import relibra
 from harness.plan_files import read_plan_file
-from relibra.cli.plan import plan
 from relibra.errors import InvalidInput, InvalidTrace, RelibraError
 from relibra.routing import RoutingTrace, write_trace
 
-_app = typer.Typer()
-_app.command()(plan)
-
-
-def _run(*args: object) -> str:
-    """Run `relibra plan` and return its output; raise its error."""
-    result = CliRunner().invoke(_app, [str(arg) for arg in args])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.stdout
+_run = partial(relibra, "plan")
 
 
 @pytest.fixture

@@ -1,14 +1,13 @@
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
 
+from harness.command_line import relibra
 from relibra.cli import output
-from relibra.cli.simulate import simulate
 from relibra.errors import InvalidInput, InvalidTrace
 from relibra.evaluation.model_presets import MODELS
 from relibra.evaluation.training import Training
@@ -17,17 +16,8 @@ from relibra.planning.machines.dispatcher import Dispatcher
 from relibra.planning.machines.hardware import hardware_of
 from relibra.routing import RoutingTrace, write_trace
 
-_app = typer.Typer()
-_app.command()(simulate)
+_run = partial(relibra, "simulate")
 _SMALL = ("--model", "gpt-oss-20b", "--gpus-per-node", 4, "--micro-batches", 2, "--tokens-per-gpu", 1024)
-
-
-def _run(*args: object) -> str:
-    result = CliRunner().invoke(_app, [str(arg) for arg in args], env={"COLUMNS": "80"})
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 @pytest.fixture(scope="module")

@@ -1,21 +1,15 @@
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from relibra.cli.app import app
+from harness.command_line import relibra
 from relibra.errors import InvalidTrace
 from relibra.routing import RoutingTrace, write_trace
 
-
-def trace_verb(*args: object, exit_code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["trace", *map(str, args)])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == exit_code, result.output
-    return result.stdout
+trace_verb = partial(relibra, "trace")
 
 
 @pytest.fixture
@@ -58,11 +52,11 @@ def test_validate_passes_fails_or_refuses(source, tmp_path):
     twice = np.tile(np.array([[0, 1]], np.uint8), (5, 3, 1))
     twice[3, 2] = 7
     write_trace(tmp_path / "twice.npz", RoutingTrace(routed_experts=twice, offsets=np.array([0, 5]), num_experts=16))
-    said = trace_verb("validate", tmp_path / "twice.npz", exit_code=1)
+    said = trace_verb("validate", tmp_path / "twice.npz", status=1)
     assert "1 of 15 (token, layer) rows have an expert twice, the first is row 3, layer 2: [7, 7]" in said
     (tmp_path / "half.npz").write_bytes(source.read_bytes()[:200])
-    assert "half.npz is not valid: " in trace_verb("validate", tmp_path / "half.npz", exit_code=1)
-    said = json.loads(trace_verb("validate", tmp_path / "half.npz", "--json", exit_code=1))
+    assert "half.npz is not valid: " in trace_verb("validate", tmp_path / "half.npz", status=1)
+    said = json.loads(trace_verb("validate", tmp_path / "half.npz", "--json", status=1))
     assert not said["is_valid"]
     assert "expected a complete .npz file" in said["reason"]
     with pytest.raises(InvalidTrace, match="no such file"):

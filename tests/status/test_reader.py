@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -17,18 +18,12 @@ from relibra.store import Store
 def test_S7_many_steps_in_brief_take_one_read(
     store: Store, run: Loop, job: WatchedJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
-    get_executions = store.get_executions
-
-    async def watched(*args: Any) -> Any:
-        asked.append(args)
-        return await get_executions(*args)
-
-    monkeypatch.setattr(store, "get_executions", watched)
+    reads = AsyncMock(wraps=store.get_executions)
+    monkeypatch.setattr(store, "get_executions", reads)
     found = run(Reader(store, num_plans=1).summaries(job.record, limit=9))
     assert [each.step for each in found] == [5, 4, 3, 2, 1]
     assert [len(each.phases) for each in found] == [0, 0, 0, 1, 2]
-    assert len(asked) == 1
+    assert reads.await_count == 1
 
 
 def test_S7_a_damaged_step_is_read_once(

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from redis.asyncio.cluster import ClusterNode
@@ -16,16 +15,24 @@ from relibra.store.keys import JobKeys
 NUM_SLOTS = 16384
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    node = Node(tmp_path / "node", "--cluster-enabled", "yes", "--save", "")
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    node = Node(tmp_path_factory.mktemp("cluster") / "node", "--cluster-enabled", "yes", "--save", "")
     try:
         with node.client() as client:
             client.execute_command("CLUSTER ADDSLOTS", *range(NUM_SLOTS))
+            # A server that starts refuses writes for two seconds.
             eventually(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
         yield node
     finally:
         node.stop()
+
+
+@pytest.fixture
+def node(cluster: Node) -> Node:
+    with cluster.client() as client:
+        client.flushall()
+    return cluster
 
 
 def test_L2_commands_under_way_are_unavailable_where_another_closes_their_connections(node: Node, run: Loop) -> None:

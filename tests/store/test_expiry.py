@@ -1,5 +1,6 @@
 import time
 from typing import Any
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -245,18 +246,12 @@ def test_one_planner_in_a_while_looks_for_steps_to_expire(store: Store, run: Loo
 def test_S7_many_steps_expire_in_as_many_reads_as_one(
     store: Store, run: Loop, job: JobRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
-    get_executions = store.get_executions
-
-    async def watched(*args: Any) -> Any:
-        asked.append(args)
-        return await get_executions(*args)
-
-    monkeypatch.setattr(store, "get_executions", watched)
+    reads = AsyncMock(wraps=store.get_executions)
+    monkeypatch.setattr(store, "get_executions", reads)
     for step in (1, 2, 3):
         report_all(store, run, step)
     assert expire(store, run, job, [1, 2, 3]) == [1, 2, 3]
-    assert len(asked) == 1
+    assert reads.await_count == 1
 
 
 def test_S9_a_step_with_a_damaged_report_keeps_its_plan_in_its_summary(

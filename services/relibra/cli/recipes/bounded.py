@@ -32,7 +32,7 @@ def call_bounded(function: Callable[..., _Result], *arguments: object) -> _Resul
         [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     )
     try:
-        said, _ = process.communicate(pickle.dumps((function, arguments)))
+        said, _ = process.communicate(pickle.dumps((MAX_SECONDS, function, arguments)))
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -49,11 +49,11 @@ def call_bounded(function: Callable[..., _Result], *arguments: object) -> _Resul
 
 
 def _main() -> None:
-    function, arguments = pickle.load(sys.stdin.buffer)
+    max_seconds, function, arguments = pickle.load(sys.stdin.buffer)
     if sys.platform == "linux":
         size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + (MAX_MIB << 20),) * 2)
-    signal.alarm(MAX_SECONDS)
+    signal.alarm(max_seconds)
     try:
         result = function(*arguments)
     except RelibraError as error:
