@@ -14,7 +14,7 @@ from relibra.planning.machines.dispatcher import Dispatcher
 from relibra.planning.machines.hardware import HARDWARE
 from relibra.planning.plan import Level
 
-_MODEL = replace(MODELS["qwen3-30b-a3b"], num_layers=4)
+_MODEL = replace(MODELS["qwen3-30b-a3b"], num_layers=2)
 _CLUSTER = Cluster(num_nodes=2, gpus_per_node=8, redundant_slots=2)
 _STATISTICS = RoutingStatistics(popularity_variance=0.6, domain_variance=0.1, sequence_variance=0.3)
 _TRAINING = Training.of(_MODEL, HARDWARE["h100"], _CLUSTER, Dispatcher.DEEPEP)
