@@ -15,6 +15,7 @@ if IS_RANK:
     import torch.distributed as dist
 
     from harness.distributed.attached import attached, plans_of
+    from harness.distributed.device import DEVICE
     from harness.distributed.live_bytes import LiveBytes
     from harness.distributed.networks import MODEL, TOKENS, Trained, routing
     from relibra.agent import Phase
@@ -49,12 +50,15 @@ if IS_RANK:
         trained.set_routing(routing(0, micro_batch, dist.get_rank())[:1].repeat(1, REPEATS, 1))
         for parameter in trained.network.parameters():
             parameter.grad = None
-        hidden = torch.randn(TOKENS * REPEATS, 1, trained.config.hidden_size).requires_grad_()
+        hidden = torch.randn(TOKENS * REPEATS, 1, trained.config.hidden_size, device=DEVICE).requires_grad_()
+        on_gpu = DEVICE.type == "cuda"
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
         with live:
             with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
                 output = layer(hidden)[0]
             output.sum().backward()
-        return num_copies, sum(kept.values()), live.most
+        return num_copies, sum(kept.values()), torch.cuda.max_memory_allocated() if on_gpu else live.most
 
 
 @pytest.mark.parametrize(
