@@ -7,8 +7,8 @@ from harness.distributed.on_ranks import IS_RANK, on_ranks
 
 if IS_RANK:
     import dataclasses
-    import functools
     import logging
+    from contextlib import nullcontext
 
     import numpy as np
     import torch
@@ -21,7 +21,7 @@ if IS_RANK:
     from relibra.agent import Phase
     from relibra.plugins.activation_memory import bytes_per_copy
 
-    REPEATS = 40
+    REPEATS = 120
 
     class Lines(logging.Handler):
         """Keeps the lines of a log."""
@@ -36,18 +36,21 @@ if IS_RANK:
     def measure(trained, micro_batch):
         """Return the token copies of this rank in a layer, the bytes that autograd keeps, and the most bytes."""
         layer, live, num_copies, kept = trained.network.moe[0], LiveBytes(), 0, {}
+        forward, running = layer.experts.forward, nullcontext()
+        if trained.agent is not None:
+            running = trained.agent.micro_batch(micro_batch)
 
         def keep(tensor):
             kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()  # autograd keeps them all
             return tensor
 
-        def counted(forward, hidden, *others):
+        def counted(hidden, *others):
             nonlocal num_copies
             num_copies = len(hidden)
             return forward(hidden, *others)
 
-        layer.experts.forward = functools.partial(counted, type(layer.experts).forward.__get__(layer.experts))
-        trained.set_routing(routing(0, micro_batch, dist.get_rank())[:1].repeat(1, REPEATS, 1))
+        layer.experts.forward = counted
+        trained.set_routing(routing(0, micro_batch, dist.get_rank()).repeat(1, REPEATS, 1))
         for parameter in trained.network.parameters():
             parameter.grad = None
         hidden = torch.randn(TOKENS * REPEATS, 1, trained.config.hidden_size, device=DEVICE).requires_grad_()
@@ -55,9 +58,10 @@ if IS_RANK:
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
         with live:
-            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            with running, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
                 output = layer(hidden)[0]
             output.sum().backward()
+        layer.experts.forward = forward
         return num_copies, sum(kept.values()), torch.cuda.max_memory_allocated() if on_gpu else live.most
 
 
@@ -69,6 +73,9 @@ if IS_RANK:
         pytest.param(64, {"gated_linear_unit": False}, id="plain"),
         pytest.param(64, {"add_bias_linear": True}, id="gated, with biases"),
         pytest.param(
+            64, {"gated_linear_unit": False, "planned": True}, id="plain, with replicas", marks=pytest.mark.long
+        ),
+        pytest.param(
             32,
             {"bias_activation_fusion": True, "recompute_granularity": "selective", "recompute_modules": ["moe"]},
             id="recomputed",
@@ -78,11 +85,17 @@ if IS_RANK:
 @on_ranks(EP4)
 def test_M1_a_token_copy_takes_what_is_predicted(cluster, ffn, options):
     """More copies on a rank take more bytes, in the same proportion: dispatch, experts and combine together."""
-    trained = Trained(
-        cluster, grouped=True, num_layers=1, hidden_size=64, moe_ffn_hidden_size=ffn, moe_grouped_gemm=True, **options
-    )
+    sizes = {"grouped": True, "moe_grouped_gemm": True, "hidden_size": 64, "moe_ffn_hidden_size": ffn}
+    if options.pop("planned", False):
+        trained, _ = attached(cluster, plans_of(cluster, range(1)), **sizes, **options)
+        trained.agent.begin_step(0, Phase.UPDATE)
+    else:
+        trained = Trained(cluster, **sizes, **options)
     told = [None] * cluster.num_ranks
     dist.all_gather_object(told, [measure(trained, micro_batch) for micro_batch in range(6)])
+    if trained.agent is not None:
+        trained.agent.end_step()
+        trained.agent.detach()
     # Ranks that send more than they receive are at their most at another time.
     hot = np.array([row for rows in told for row in rows if row[0] > TOKENS * REPEATS * MODEL.top_k])
     assert len(hot) > 6
