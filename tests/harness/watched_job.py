@@ -23,6 +23,7 @@ from relibra.planning.execution import sample_micro_batches
 from relibra.planning.expected.loads import WINDOW, mean_micro_batch, seen_load
 from relibra.planning.launch import Launch
 from relibra.planning.load import narrow_counts
+from relibra.planning.memory import NOT_KNOWN, ActivationMemory
 from relibra.planning.plan import Level, Quotas
 from relibra.planning.solve import solve
 from relibra.planning.split import split_step
@@ -45,12 +46,13 @@ class WatchedJob:
         tokens_per_sequence: int = 256,
         phase_s: float = 2.0,
         cost: CostModel | None = None,
+        memory: ActivationMemory = NOT_KNOWN,
     ) -> None:
         self.store, self.job_id, self.model, self.cluster = store, job_id, model, cluster
         self._num_micro_batches = num_micro_batches
         self._tokens_per_sequence = tokens_per_sequence
         self._phase_s = phase_s
-        self._registered_params = PlanParams(cost=cost)
+        self._registered_params = PlanParams(cost=cost, memory=memory)
         self._home_LE = cluster.identity_placement(model)
         self.schedule = Schedule.round_robin(num_micro_batches * cluster.num_ranks, num_micro_batches, cluster)
         self.ids = [f"sequence-{index}" for index in range(self.schedule.num_sequences)]
@@ -104,9 +106,8 @@ class WatchedJob:
         seen_NLE = await self.store.micro_batches_before(self.record, step, WINDOW)
         load, schedule = mean_micro_batch(seen_NLE, self.cluster)
         seen = seen_load(seen_NLE, self.cluster)
-        plan = solve(
-            load, schedule, self.model, self.cluster, PlanParams(), self._home_LE, level=Level.HISTORY, seen=seen
-        )
+        params = PlanParams(memory=self._registered_params.memory)
+        plan = solve(load, schedule, self.model, self.cluster, params, self._home_LE, level=Level.HISTORY, seen=seen)
         return await self._publish(lease, plan)
 
     async def _publish(self, lease: Lease, plan: Plan) -> PlanId:

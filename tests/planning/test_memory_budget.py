@@ -1,5 +1,6 @@
 """Plans under a memory budget (M1). m micro-batches, L layers, E experts, R ranks, Y replicas of a cell."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from relibra.planning import CostModel, PlanParams, Schedule, StepLoad
 from relibra.planning.expected.loads import mean_micro_batch, seen_load
+from relibra.planning.forecasts import Margin
 from relibra.planning.load import home_loads
 from relibra.planning.memory import ActivationMemory
 from relibra.planning.peak import Held, Stage
@@ -99,6 +101,12 @@ def test_M1_at_level_history_the_hottest_of_all_micro_batches_that_were_seen_cou
     assert promised.before.size_bytes == most_bytes(plain_MLR, MEMORY)
     assert promised.before.size_bytes > 5 * most_bytes(np.delete(plain_MLR, hot, axis=0), MEMORY)
     assert promised.after.size_bytes <= promised.before.size_bytes
+    margin = Margin(1.25, "a quarter more")
+    more = solve(*mean, past.model, past.cluster, params, level=Level.HISTORY, seen=seen, memory_margin=margin)
+    assert more.prediction.memory.before == promised.before
+    assert more.prediction.memory.after.size_bytes == math.ceil(1.25 * promised.after.size_bytes)
+    assert more.prediction.memory.margin == 1.25
+    assert "; a quarter more; " in more.reason
 
 
 def test_M1_nothing_is_promised_where_micro_batches_or_a_backward_are_not_known(random_problem):

@@ -9,7 +9,7 @@ import torch
 from relibra.planning.memory import ActivationMemory
 from relibra.plugins.activation_memory import bytes_per_copy, with_budget
 
-COMPUTED, GRADIENTS = 2 * (64 + 2 * 32 + 32), 2 * (2 * 64 + 2 * 32 + 32)
+COMPUTED, PASSING = 2 * (64 + 2 * 32 + 32), 2 * 3 * 64
 """Bytes of a gated, fused activation in bf16."""
 
 
@@ -22,6 +22,7 @@ def config(**changes: Any) -> Any:
         "params_dtype": torch.bfloat16,
         "gated_linear_unit": True,
         "bias_activation_fusion": True,
+        "add_bias_linear": False,
         "recompute_granularity": None,
         "recompute_method": None,
         "recompute_num_layers": None,
@@ -36,37 +37,39 @@ def config(**changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("changes", "kept", "working"),
     [
-        pytest.param({}, COMPUTED, GRADIENTS, id="nothing is recomputed"),
-        pytest.param({"expert_tensor_parallel_size": 2}, 2 * (64 + 48), 2 * (128 + 48), id="half of each expert"),
+        pytest.param({}, COMPUTED, PASSING, id="nothing is recomputed"),
+        pytest.param({"expert_tensor_parallel_size": 2}, 2 * (64 + 48), PASSING, id="half of each expert"),
+        pytest.param({"add_bias_linear": True}, COMPUTED, 2 * 4 * 64, id="biases"),
+        pytest.param({"moe_ffn_hidden_size": 128}, 2 * (64 + 3 * 128), 2 * 2 * 128, id="wide experts"),
         pytest.param({"fp8": "hybrid"}, 0, 0, id="fp8"),
         pytest.param(
             {"recompute_granularity": "selective", "recompute_modules": ["moe_act"]},
             COMPUTED - 2 * 32,
-            GRADIENTS + 2 * 32,
+            PASSING + 2 * 32,
             id="activations",
         ),
         pytest.param(
-            {"recompute_granularity": "selective", "recompute_modules": ["moe"]}, 0, COMPUTED + GRADIENTS, id="layers"
+            {"recompute_granularity": "selective", "recompute_modules": ["moe"]}, 0, COMPUTED + PASSING, id="layers"
         ),
         pytest.param(
-            {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}, COMPUTED, GRADIENTS, id="other"
+            {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}, COMPUTED, PASSING, id="other"
         ),
         pytest.param(
             {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 3},
             0,
-            3 * (COMPUTED + GRADIENTS),
+            3 * COMPUTED + PASSING,
             id="three layers at a time",
         ),
         pytest.param(
             {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 12},
             0,
-            COMPUTED + GRADIENTS,
+            COMPUTED + PASSING,
             id="all layers of a stage",
         ),
         pytest.param(
             {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 11},
             COMPUTED,
-            GRADIENTS,
+            PASSING,
             id="not all layers of a stage",
         ),
     ],

@@ -1,6 +1,7 @@
 """Explanations of steps, in sentences."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from harness.executed_plan import EXECUTION, PLAN
 from harness.services import CLUSTER
 from relibra.planning import Cause, Cluster, Phase, PlanId
 from relibra.planning.execution import Execution
+from relibra.planning.peak import Peak, StepMemory
 from relibra.planning.plan import Level, Prediction
 from relibra.status.explain import explain, write_size
 from relibra.store import PlanRecord, StepRecord
@@ -26,7 +28,7 @@ PREDICTION = Prediction(
 STEP = StepRecord(step=8, num_sequences=12, policies={}, submitted_at=None, plan=None, failure=None)
 
 
-def planned(**changes: float) -> StepRecord:
+def planned(**changes: Any) -> StepRecord:
     prediction = replace(PREDICTION, **changes)
     record = PlanRecord(
         id=PlanId(epoch=1, version=1),
@@ -54,6 +56,10 @@ def test_a_plan_is_explained_by_its_prediction() -> None:
     assert "There are no replicas: none would save" in explain(planned(num_replicas=0), CLUSTER, []).replicas[0]
     without_slots = Cluster(num_nodes=1, gpus_per_node=2, redundant_slots=0)
     assert "no redundant slots" in explain(planned(num_replicas=0), without_slots, []).replicas[0]
+    memory = StepMemory(before=Peak(size_bytes=3 << 30), after=Peak(size_bytes=2 << 30), budget_bytes=4 << 30)
+    assert explain(planned(memory=memory), CLUSTER, []).placement[2:] == [
+        "Activations of experts take at most 2 GiB of a rank, 3 GiB without relibra; the budget is 4 GiB."
+    ]
 
 
 @pytest.mark.parametrize(

@@ -49,12 +49,14 @@ class ModelShape:
         return 3 * self.expert_weight_size_bytes
 
     def activation_memory(self, recomputed: str = "") -> ActivationMemory:
-        """Return what a token copy of bf16 training takes, without a pipeline.
+        """Return what a token copy of bf16 training takes, without a pipeline, as if experts had biases.
 
         Args:
             recomputed: what is computed again in the backward: `moe`, `moe_act` or nothing.
         """
-        kept_bytes, working_bytes = copy_bytes(self.hidden_size, self.expert_ffn_size, recomputed=(recomputed,))
+        kept_bytes, working_bytes = copy_bytes(
+            self.hidden_size, self.expert_ffn_size, has_bias=True, recomputed=(recomputed,)
+        )
         return ActivationMemory(kept_bytes=kept_bytes, working_bytes=working_bytes)
 
     def model(self) -> Model:

@@ -5,7 +5,12 @@ token copies that it computes.
 
 An expert computes `fc1` (hidden size to the width of the expert, twice that with a gate), an activation that is
 multiplied with the token's probability, and `fc2`. Autograd keeps the inputs of `fc1`, of the activation and of `fc2`,
-and, where the activation is not one fused function, the results between its factors. Tests count what autograd keeps.
+and, where the activation is not one fused function, the results between its factors.
+
+At the end of a layer's forward, a rank also has what dispatch received, until the layer returns (`dispatched_input` in
+megatron's moe_layer.py), the results of `fc2`, again with their biases where experts have some, and these results in
+the order of the combine (`sort_chunks_by_idxs` in its token_dispatcher.py). DeepEP and HybridEP hold no more. In the
+backward, it has gradients around the activation instead. Tests count the bytes of megatron's layers.
 """
 
 from collections.abc import Collection
@@ -31,7 +36,9 @@ def copy_bytes(
     element_bytes: int = 2,
     is_gated: bool = True,
     is_fused: bool = True,
+    has_bias: bool = False,
     recomputed: Collection[str] = (),
+    layers_at_once: int = 1,
 ) -> tuple[int, int]:
     """Return the bytes that a token copy takes in one layer until its backward, and besides while the layer runs.
 
@@ -41,14 +48,16 @@ def copy_bytes(
         element_bytes: the bytes of a number.
         is_gated: whether the activation has a gate.
         is_fused: whether the activation is one function.
+        has_bias: whether experts have biases.
         recomputed: what is computed again in the backward, in Megatron's words: `moe` (the layer) or `moe_act`.
+        layers_at_once: how many layers are recomputed together.
     """
     before = ffn_size * (2 if is_gated else 1)
     inside = 0 if is_fused else ffn_size * (_GATED_RESULTS if is_gated else 1)
     computed = hidden_size + before + inside + ffn_size
-    gradients = 2 * hidden_size + before + ffn_size
+    passing = max((4 if has_bias else 3) * hidden_size, 2 * ffn_size)
     kept = 0 if "moe" in recomputed else hidden_size + before if "moe_act" in recomputed else computed
-    return kept * element_bytes, (computed - kept + gradients) * element_bytes
+    return kept * element_bytes, (layers_at_once * computed - kept + passing) * element_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,6 +53,8 @@ class StepMemory:
     """Under the plan."""
     budget_bytes: int = 0
     """The most that a rank may take; 0 where there is no budget."""
+    margin: float = 1.0
+    """What the bytes under the plan were multiplied with, because the step has other micro-batches."""
 
     def __post_init__(self) -> None:
         for field in ("before", "after"):  # JSON gives a mapping

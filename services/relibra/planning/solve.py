@@ -5,6 +5,7 @@ M rows, L layers, E experts, R EP ranks.
 
 from dataclasses import replace
 from functools import partial
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from relibra.planning.bounds.step import step_bound_L
 from relibra.planning.bounds.time import modelled_time
 from relibra.planning.check import check_placement
 from relibra.planning.expected.replicas import foresee_layer
+from relibra.planning.forecasts import NO_MARGIN, Margin
 from relibra.planning.job import Cluster, Model, PlanParams
 from relibra.planning.load import StepLoad, home_loads, imbalance
 from relibra.planning.memory import ActivationMemory
@@ -42,6 +44,7 @@ def solve(
     level: Level = Level.MICRO_BATCHES,
     seen: StepLoad | None = None,
     move_bytes_per_us: float | None = None,
+    memory_margin: Margin = NO_MARGIN,
 ) -> Plan:
     """Plan all cells of a step.
 
@@ -58,6 +61,7 @@ def solve(
         seen: micro-batches that the step may have. Below level micro-batches, homes and replicas are chosen for them,
             and the replicas of a layer are the same in all rows of the plan; by default the rows of `load`.
         move_bytes_per_us: the rate at which a rank was measured to move experts; by default that of the cost model.
+        memory_margin: at level history, what the memory of the micro-batches seen is multiplied with.
 
     Returns:
         A plan that passes `check_plan` with this load. If its micro-batches are known, its slowest ranks have at most
@@ -70,7 +74,18 @@ def solve(
     """
     asked = params or PlanParams()
     solve_once = partial(
-        _solve, load, schedule, model, cluster, asked, previous_home_LE, packing, num_threads, level, seen
+        _solve,
+        load,
+        schedule,
+        model,
+        cluster,
+        asked,
+        previous_home_LE,
+        packing,
+        num_threads,
+        level,
+        seen,
+        memory_margin=memory_margin,
     )
     plan = solve_once(move_bytes_per_us)
     if plan.prediction.excess:
@@ -96,6 +111,7 @@ def _solve(
     seen: StepLoad | None,
     move_bytes_per_us: float | None,
     *,
+    memory_margin: Margin,
     is_free: bool = False,
 ) -> Plan:
     """Plan a step as `solve` does; if `is_free`, as if copies, moves and dispatch had no price."""
@@ -175,6 +191,7 @@ def _solve(
             level,
             params.memory,
             cluster,
+            memory_margin.factor,
         ),
     )
     if schedule.is_forward_only:
@@ -208,7 +225,7 @@ def _solve(
         replica_tokens_Y=tokens_Y,
         lower_bound_ML=bound_ML,
         prediction=prediction,
-        reason=sentence(prediction, [why_reordered, why_replicated]),
+        reason=sentence(prediction, [*filter(None, (why_reordered, why_replicated, memory_margin.reason))]),
         repacked=packing is not None,
     )
 
@@ -241,13 +258,16 @@ def _memory(
     level: Level,
     memory: ActivationMemory,
     cluster: Cluster,
+    margin: float,
 ) -> StepMemory:
     """Return what a step promises of memory, from the rows of the step or, below level micro-batches, of those seen."""
     num_ep_groups = cluster.num_ep_groups if level is Level.MICRO_BATCHES else 1
     if level is Level.STEP:  # how large its micro-batches will be is not known
         memory = replace(memory, kept_bytes=0, working_bytes=0)
     before, after = (find_peak(loads_MLR, memory, num_ep_groups) for loads_MLR in (identity_MLR, planned_MLR))
-    return StepMemory(before=before, after=after, budget_bytes=memory.budget_bytes)
+    if after.size_bytes is not None:
+        after = replace(after, size_bytes=ceil(after.size_bytes * margin))
+    return StepMemory(before=before, after=after, budget_bytes=memory.budget_bytes, margin=margin)
 
 
 def _check_inputs(load: StepLoad, schedule: Schedule, model: Model, cluster: Cluster) -> None:

@@ -112,6 +112,11 @@ def _placement(prediction: Prediction) -> list[str]:
         )
     else:
         sentences.append("No expert moves: no move would gain more than it costs, or no placement is better.")
+    memory = prediction.memory
+    if memory is not None and memory.after.size_bytes is not None and memory.before.size_bytes is not None:
+        after, before = write_size(memory.after.size_bytes), write_size(memory.before.size_bytes)
+        budget = f"; the budget is {write_size(memory.budget_bytes)}" if memory.budget_bytes else ""
+        sentences.append(f"Activations of experts take at most {after} of a rank, {before} without relibra{budget}.")
     return sentences
 
 

@@ -98,6 +98,14 @@ class GroupedLinear(torch.nn.Module):
     def backward_dw(self) -> None: ...
 
 
+def _products(tokens: Tensor, splits: list[int], matrices: Sequence[Tensor]) -> Tensor:
+    """Return a matrix product for each part of the tokens, in one tensor, as TE's kernel writes them."""
+    outputs = tokens.new_empty(len(tokens), matrices[0].shape[1])
+    for part, matrix, into in zip(torch.split(tokens, splits), matrices, torch.split(outputs, splits), strict=True):
+        torch.mm(part, matrix, out=into)
+    return outputs
+
+
 class _GroupedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, splits: list[int], fused: bool, *weights: Tensor) -> Tensor:
@@ -106,14 +114,13 @@ class _GroupedProduct(torch.autograd.Function):
         ctx.main_grads = [weight.main_grad for weight in weights] if fused else None
         ctx.weights = [weakref.ref(weight) for weight in weights]
         ctx.save_for_backward(tokens, *weights)
-        parts = zip(torch.split(tokens, splits), weights, strict=True)
-        return torch.cat([part @ weight.t() for part, weight in parts])
+        return _products(tokens, splits, [weight.t() for weight in weights])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         tokens, *weights = ctx.saved_tensors
         gradients, parts = torch.split(gradient, ctx.splits), torch.split(tokens, ctx.splits)
-        to_tokens = torch.cat([each @ weight for each, weight in zip(gradients, weights, strict=True)])
+        to_tokens = _products(gradient, ctx.splits, weights)
         to_weights: list[Tensor | None] = []
         for i, (each, part) in enumerate(zip(gradients, parts, strict=True)):
             if not ctx.fused:

@@ -3,6 +3,7 @@
 import functools
 import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from harness.distributed import state
 from harness.distributed.device import DEVICE
+from harness.distributed.grouped import use_grouped_experts
 from harness.distributed.optimizers import KINDS
 from relibra.agent import Agent
 from relibra.planning import Cluster, Model
@@ -60,10 +62,12 @@ def transformer_config(cluster: Cluster, **options: Any) -> TransformerConfig:
 class Network(torch.nn.Module):
     """A network of residual MoE layers."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig, *, grouped: bool = False) -> None:
         super().__init__()
         self.config = config
         spec = get_moe_module_spec(use_te=False, num_experts=config.num_moe_experts, moe_grouped_gemm=False)
+        if grouped:
+            use_grouped_experts(SimpleNamespace(submodules=SimpleNamespace(mlp=spec)))
         groups = ProcessGroupCollection.use_mpu_process_groups()
         self.norm = torch.nn.ModuleList(
             torch.nn.LayerNorm(HIDDEN, dtype=config.params_dtype) for _ in range(config.num_layers)
@@ -95,11 +99,12 @@ class Trained:
         ddp: dict[str, Any] | None = None,
         clip_grad: float = 1.0,
         kind: str | None = None,
+        grouped: bool = False,
         **options: Any,
     ):
         RouterReplay.clear_global_router_replay_instances()
         self.config = transformer_config(cluster, **options)
-        self.network = Network(self.config).to(DEVICE)
+        self.network = Network(self.config, grouped=grouped).to(DEVICE)
         self.replays = list(RouterReplay.global_router_replay_instances)
         self.cluster, self.agent = cluster, None
         self._initialise()

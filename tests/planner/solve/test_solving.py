@@ -9,7 +9,8 @@ import pytest
 from harness.services import CLUSTER, MODEL
 from harness.watched_job import WatchedJob
 from relibra.planner.solve.solving import solve_step
-from relibra.planning import CostModel
+from relibra.planning import Cause, CostModel
+from relibra.planning.memory import ActivationMemory
 from relibra.store import Store
 
 STEPS_AFTER_WARM_UP = """
@@ -80,3 +81,27 @@ def test_moves_have_the_price_that_ranks_measured(store: Store, run, redis_url, 
     reason = solve_step(redis_url, job_id, 4).reason
     assert ("no expert moves" in reason) is is_measured, reason
     assert ("at the 0.00524 GB/s per rank of earlier reorders" in reason) is is_measured, reason
+
+
+@pytest.mark.integration
+def test_M1_what_steps_took_more_than_their_forecast_is_forecast_for_the_next_one(
+    store: Store, run, redis_url, job_id
+) -> None:
+    job = WatchedJob(store, job_id, model=MODEL, cluster=CLUSTER, memory=ActivationMemory(kept_bytes=100))
+
+    async def fill() -> list[float]:
+        await job.register()
+        await job.report(3, None, causes=(Cause.UNSCHEDULED,))
+        for step in (4, 5):  # the experts that are hot change with step 4
+            await job.report(step, await job.foresee(step))
+        steps = range(4, 6)
+        records, executions = await store.get_steps(job.record, steps), await store.get_executions(job.record, steps)
+        return [
+            phases[0].peak_bytes / record.plan.prediction.memory.after.size_bytes
+            for record, phases in zip(records, executions, strict=True)
+        ]
+
+    parts = run(fill())
+    assert max(parts) > 1
+    plan = solve_step(redis_url, job_id, 6)
+    assert f"memory is forecast at {max(parts):.3f} times" in plan.reason, (parts, plan.reason)

@@ -17,15 +17,16 @@ def bytes_per_copy(config: Any) -> tuple[int, int]:
     """Return `copy_bytes`; (0, 0) for weights of few bits, whose inputs are kept in a form that this does not know."""
     if config.fp8 or getattr(config, "fp4", None):
         return 0, 0
-    kept_bytes, working_bytes = copy_bytes(
+    return copy_bytes(
         getattr(config, "moe_latent_size", None) or config.hidden_size,
         config.moe_ffn_hidden_size // (config.expert_tensor_parallel_size or 1),
         element_bytes=config.params_dtype.itemsize,
         is_gated=config.gated_linear_unit,
         is_fused=config.bias_activation_fusion,
+        has_bias=config.add_bias_linear,
         recomputed=_recomputed_modules(config),
+        layers_at_once=_layers_at_once(config),
     )
-    return kept_bytes, working_bytes * _layers_at_once(config)
 
 
 def _recomputed_modules(config: Any) -> Sequence[str]:

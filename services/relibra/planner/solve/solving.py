@@ -13,7 +13,7 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -26,10 +26,12 @@ from numpy.typing import NDArray
 from relibra import service_log
 from relibra.errors import Corrupt, NotFound
 from relibra.planning import Cluster, CostModel, Model, PlanParams, Schedule, StepLoad, check_plan
+from relibra.planning.execution import PhaseSummary
 from relibra.planning.expected.loads import WINDOW, deal_often, mean_micro_batch, seen_load
+from relibra.planning.forecasts import Margin, choose_margin, taken_parts
 from relibra.planning.plan import Level
 from relibra.planning.prices import measured_move_bytes_per_us
-from relibra.store import EncodedPlan, JobRecord, Store
+from relibra.store import EncodedPlan, JobRecord, StepRecord, Store
 
 if TYPE_CHECKING:
     from relibra.planning.jit import MachineCode
@@ -37,8 +39,8 @@ if TYPE_CHECKING:
 _DEAR_DISPATCH = CostModel(token_size_bytes=1e6)
 """A cost model that makes the warm-up compile what counts dispatch, too."""
 
-_STEPS_OF_MOVES = 64
-"""The steps before a step whose reorders say how fast experts move."""
+_STEPS_LOOKED_AT = 64
+"""The steps before a step whose reorders say how fast experts move, and whose memory says how good forecasts are."""
 
 _MAX_STACK_BYTES = 64 << 20
 _SELF = Path("/proc/self/status")
@@ -140,6 +142,7 @@ class _Step:
     seen: StepLoad | None
     previous_home_LE: NDArray[np.int32] | None
     move_bytes_per_us: float | None
+    memory_margin: Margin
 
 
 async def _read(redis_url: str, job_id: str, step: int) -> _Step:
@@ -160,7 +163,9 @@ async def _read(redis_url: str, job_id: str, step: int) -> _Step:
             load, schedule = mean_micro_batch(seen_NLE, job.cluster)
             seen = seen_load(seen_NLE, job.cluster)
         previous_home_LE = await store.placement_before(job, step)
-        executions = await store.get_executions(job, range(max(0, step - _STEPS_OF_MOVES), step))
+        earlier = range(max(0, step - _STEPS_LOOKED_AT), step)
+        executions = await store.get_executions(job, earlier)
+        forecasts = await store.get_steps(job, earlier) if level is Level.HISTORY and job.params.memory.is_known else []
     phases = [phase for of_step in executions if not isinstance(of_step, Corrupt) for phase in of_step]
     return _Step(
         job=job,
@@ -170,7 +175,20 @@ async def _read(redis_url: str, job_id: str, step: int) -> _Step:
         seen=seen,
         previous_home_LE=previous_home_LE,
         move_bytes_per_us=measured_move_bytes_per_us(phases),
+        memory_margin=_memory_margin(forecasts, executions),
     )
+
+
+def _memory_margin(records: Sequence[StepRecord], executions: Sequence[Sequence[PhaseSummary] | Corrupt]) -> Margin:
+    """Return the margin that steps show which ran under a plan of their own from history."""
+    parts = [
+        part * plan.prediction.memory.margin
+        for record, of_step in zip(records, executions, strict=False)
+        if (plan := record.plan) is not None and plan.prediction.level is Level.HISTORY
+        if plan.prediction.memory is not None and not isinstance(of_step, Corrupt)
+        for part in taken_parts(plan.prediction, plan.id, of_step)
+    ]
+    return choose_margin(parts)
 
 
 def _solve(step: _Step, num_threads: int) -> EncodedPlan:
@@ -187,6 +205,7 @@ def _solve(step: _Step, num_threads: int) -> EncodedPlan:
         level=step.level,
         seen=step.seen,
         move_bytes_per_us=step.move_bytes_per_us,
+        memory_margin=step.memory_margin,
     )
     check_plan(plan, step.load.load_MLE)
     return EncodedPlan.of(plan)
