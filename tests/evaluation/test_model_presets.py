@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -26,6 +27,14 @@ def test_shapes_add_up_to_the_published_sizes(name, expert_mb, total_billion):
     dense = 3 * model.num_dense_layers * model.hidden_size * model.dense_ffn_size
     embeddings = 2 * model.vocabulary_size * model.hidden_size
     assert (experts + attention + dense + embeddings) / 1e9 == pytest.approx(total_billion, rel=0.02)
+
+
+def test_only_experts_with_biases_have_results_with_biases():
+    biased, plain = (replace(model_shape("gpt-oss-20b"), experts_have_biases=each) for each in (True, False))
+    assert model_shape("gpt-oss-20b") == biased
+    assert not model_shape("deepseek-v3").experts_have_biases
+    more = biased.activation_memory().working_bytes - plain.activation_memory().working_bytes
+    assert more == 2 * biased.hidden_size
 
 
 def test_an_unknown_model_is_refused_with_the_known_ones():

@@ -77,6 +77,7 @@ _CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 163_840,
     },
     "gpt-oss-20b": {
+        "model_type": "gpt_oss",
         "num_hidden_layers": 24,
         "num_local_experts": 32,
         "num_experts_per_tok": 4,

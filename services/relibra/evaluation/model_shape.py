@@ -11,6 +11,9 @@ from relibra.planning.memory import ActivationMemory, copy_bytes
 from relibra.routing.config_numbers import number
 from relibra.routing.model_config import EXPERT_WIDTHS, STATE_BYTES_PER_PARAMETER, layers_of_config
 
+_WITH_BIASES = "gpt_oss"
+"""The type of the models whose experts have biases."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
@@ -32,6 +35,7 @@ class ModelShape:
     attention_width: int
     """Heads times the mean of query and value dimension: the cost of scores and their use for each pair of tokens."""
     vocabulary_size: int
+    experts_have_biases: bool = False
 
     @property
     def expert_parameters(self) -> int:
@@ -49,13 +53,13 @@ class ModelShape:
         return 3 * self.expert_weight_size_bytes
 
     def activation_memory(self, recomputed: str = "") -> ActivationMemory:
-        """Return what a token copy of bf16 training takes, without a pipeline, as if experts had biases.
+        """Return what a token copy of bf16 training takes, without a pipeline.
 
         Args:
             recomputed: what is computed again in the backward: `moe`, `moe_act` or nothing.
         """
         kept_bytes, working_bytes = copy_bytes(
-            self.hidden_size, self.expert_ffn_size, has_bias=True, recomputed=(recomputed,)
+            self.hidden_size, self.expert_ffn_size, has_bias=self.experts_have_biases, recomputed=(recomputed,)
         )
         return ActivationMemory(kept_bytes=kept_bytes, working_bytes=working_bytes)
 
@@ -118,6 +122,7 @@ def shape_of_config(name: str, config: Mapping[str, Any]) -> ModelShape:
         attention_parameters=parameters,
         attention_width=int(width * _share_of_full_attention(config)),
         vocabulary_size=_size(config, "vocab_size"),
+        experts_have_biases=config.get("model_type") == _WITH_BIASES,
     )
 
 
