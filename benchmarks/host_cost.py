@@ -51,6 +51,7 @@ from relibra.agent.cells.fetch import Fetcher
 from relibra.agent.cells.gradient_return import ARRIVING_BYTES, GradientReturns
 from relibra.agent.cells.layer import LayerExecution
 from relibra.agent.cells.micro_batch import MicroBatch, RealisedLoad, running
+from relibra.agent.cells.pass_order import PassOrder
 from relibra.agent.cells.replay import MicroBatchReplay
 from relibra.agent.cells.slots import Slots
 from relibra.agent.cells.token_split import TokenSplit
@@ -130,11 +131,11 @@ class Layers:
             fetcher=Fetcher(transport, slots, by_layer, {}),
             returns=GradientReturns(transport, arrivals, None),
             split=TokenSplit(lambda: dist.group.WORLD, 0, CLUSTER.gpus_per_node),
+            order=PassOrder([range(MODEL.num_layers)]),
         )
         self._executions = [
             LayerExecution(
                 index=layer,
-                chunk=range(MODEL.num_layers),
                 experts=each,
                 context=context,
                 reduces_early=False,

@@ -42,7 +42,6 @@ class Agent(WeightAccess):
         models: Sequence[nn.Module],
         experts: Mapping[int, Experts],
         unplanned: Sequence[Experts],
-        chunks: Mapping[int, Sequence[int]],
         homes: Homes,
         guard: WeightGuard,
         places: PlaceNames,
@@ -84,7 +83,6 @@ class Agent(WeightAccess):
         self.layers = {
             index: LayerExecution(
                 index=index,
-                chunk=chunks[index],
                 experts=of_layer,
                 context=context,
                 reduces_early=reduces_early,
@@ -309,6 +307,7 @@ class Agent(WeightAccess):
             Unsupported: the routers of a rank did not use the routing that was set.
         """
         self._phases.mark()
+        self._context.drain()
         self._homes.check_at_home()
         self._phases.check_may_train()
         self._check_weights(self._guard.check_trained, "before the optimizer's step", self._phases.take_refusal())

@@ -67,8 +67,14 @@ class GradientReturns:
         self._last = GradientReturn(windows, own, cell)
         return self._last
 
+    def settle(self) -> None:
+        """Return when nothing is under way: before, the memory of the gradients that leave must not change."""
+        if self._last is not None:
+            self._last.wait()
+
     def release(self) -> None:
-        """Free the memory of arrivals, while nothing is under way."""
+        """Wait for all gradients under way, and free the memory of arrivals."""
+        self.settle()
         self._cells, self._windows, self._last = None, {}, None
         self._arrivals.release()
 
