@@ -51,7 +51,7 @@ def test_S7_returning_gradients_take_no_more_than_the_agent_says(cluster, gradie
         started = plain(self, cell, own)
         leaving = [each for of_slot in own for each in of_slot]
         alive.extend(weakref.ref(each) for each in leaving if each.untyped_storage().data_ptr() != slots)
-        homes_bytes.append(self._arrivals.size_bytes)
+        homes_bytes.append(self.arrivals.size_bytes)
         sizes_bytes.append(homes_bytes[-1] + sum(each.nbytes for ref in alive if (each := ref()) is not None))
         return started
 
@@ -59,7 +59,7 @@ def test_S7_returning_gradients_take_no_more_than_the_agent_says(cluster, gradie
         agent.begin_step(0, Phase.UPDATE)
         job.run(0, num_micro_batches())
         agent.end_step()
-    assert agent._context.returns._arrivals.size_bytes == 0, "memory of arrivals outlives the phase"
+    assert agent._context.returns.arrivals.size_bytes == 0, "memory of arrivals outlives the phase"
     agent.detach()
     assert 0 < max(homes_bytes) <= max(sizes_bytes) <= agent.gradient_bytes
     assert max(gathered(max(sizes_bytes))) == gathered(agent.gradient_bytes)[0]

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import nn
 
 from relibra.agent.agent import Agent
-from relibra.agent.cells.arrivals import NUM_PARTS, Arrivals
+from relibra.agent.cells.arrivals import Arrivals
 from relibra.agent.cells.fetch import Fetcher
-from relibra.agent.cells.gradient_return import ARRIVING_BYTES, GradientReturns
+from relibra.agent.cells.gradient_return import GradientReturns
 from relibra.agent.cells.pass_order import PassOrder
 from relibra.agent.cells.slots import Slots
 from relibra.agent.cells.token_split import TokenSplit
@@ -131,8 +131,7 @@ def attach(
             # First, because memory of the transport is collective, and no rank may raise before it.
             num_slots = config.cluster.redundant_slots
             slots = Slots(experts, num_slots, device, with_gradients=is_fused, memory=timed.memory)
-            arriving_bytes, dtype = ARRIVING_BYTES // NUM_PARTS, slots.gradient_dtype
-            arrivals = Arrivals(timed, experts.values(), num_slots, dtype, device, arriving_bytes)
+            arrivals = Arrivals(timed, experts.values(), num_slots, slots.gradient_dtype, device)
             guard = WeightGuard(experts, state, device, lambda: homes.has_moved)
             places = PlaceNames(homes, guard, original)
             agent = Agent(
@@ -149,7 +148,7 @@ def attach(
                     transport=timed,
                     slots=slots,
                     fetcher=Fetcher(timed, slots, experts, gathered, host_copy),
-                    returns=GradientReturns(timed, arrivals, dtype),
+                    returns=GradientReturns(timed, arrivals),
                     split=TokenSplit(lambda: groups.ep, groups.seat.ep_rank, config.cluster.gpus_per_node),
                     order=order,
                 ),
