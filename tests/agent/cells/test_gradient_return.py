@@ -62,3 +62,22 @@ def test_S5_S7_gradients_are_added_in_fp32_in_ascending_order_of_rank_in_as_much
                 None: (None, None if without is None else {without}),
             }[main_dtype]
         ), way
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@on_ranks(NODE)
+def test_S5_a_return_that_nobody_adds_up_ends_before_its_memory_is_used_again(cluster, transport):
+    """As after a backward that failed."""
+    rank, moved = dist.get_rank(), TRANSPORTS[transport](group_of(4), TIMEOUT_S)
+    home = [[torch.nn.Parameter(torch.zeros(10))]]
+    cell = mock.Mock(copies=(Copy(0, 0, 1, 0),), experts=mock.Mock(parameters=home), trained=[0])
+    returns = GradientReturns(moved, Arrivals(moved, [cell.experts], 1, None, torch.device("cpu")))
+    gradient = torch.full((10,), 5.0)
+    for number in (5.0, 7.0):
+        gradient.fill_(number)
+        under_way = returns.start(cell, [[gradient]] if rank == 1 else [])
+        if number == 5.0:
+            returns.release()
+    (got,) = under_way.add_up(home[0])
+    assert (got is None) == (rank != 0)
+    assert got is None or set(got.tolist()) == {7.0}
