@@ -44,13 +44,14 @@ from benchmarks.driver_stub import StubDriver
 from benchmarks.host_stand_ins import NUM_RANKS, Nowhere, StubMemory, TinyExperts
 from benchmarks.laps import Laps, Operations, small_operation_us
 from benchmarks.results import show, write
-from relibra.agent.cells.arrivals import NUM_PARTS, Arrivals
+from relibra.agent.cells.arrivals import Arrivals
 from relibra.agent.cells.cells import StepCells
 from relibra.agent.cells.counts_ahead import CountsAhead
 from relibra.agent.cells.fetch import Fetcher
-from relibra.agent.cells.gradient_return import ARRIVING_BYTES, GradientReturns
+from relibra.agent.cells.gradient_return import GradientReturns
 from relibra.agent.cells.layer import LayerExecution
 from relibra.agent.cells.micro_batch import MicroBatch, RealisedLoad, running
+from relibra.agent.cells.pass_order import PassOrder
 from relibra.agent.cells.replay import MicroBatchReplay
 from relibra.agent.cells.slots import Slots
 from relibra.agent.cells.token_split import TokenSplit
@@ -123,18 +124,18 @@ class Layers:
         moved: ExpertTransport = Nowhere() if device is None else SymmetricTransport(device)
         transport, num_slots = TimedTransport(moved), CLUSTER.redundant_slots
         slots = Slots(by_layer, num_slots, CPU, with_gradients=False, memory=transport.memory)
-        arrivals = Arrivals(transport, self._experts, num_slots, None, CPU, ARRIVING_BYTES // NUM_PARTS)
+        arrivals = Arrivals(transport, self._experts, num_slots, None, CPU)
         context = ReplicaContext(
             transport=transport,
             slots=slots,
             fetcher=Fetcher(transport, slots, by_layer, {}),
-            returns=GradientReturns(transport, arrivals, None),
+            returns=GradientReturns(transport, arrivals),
             split=TokenSplit(lambda: dist.group.WORLD, 0, CLUSTER.gpus_per_node),
+            order=PassOrder([range(MODEL.num_layers)]),
         )
         self._executions = [
             LayerExecution(
                 index=layer,
-                chunk=range(MODEL.num_layers),
                 experts=each,
                 context=context,
                 reduces_early=False,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from benchmarks.driver_stub import StubDriver
 from relibra.agent.experts import Dispatched, ExpertsForward
 from relibra.agent.transport import Receive, Send
-from relibra.agent.transport.cuda_stream import CudaStream, WatchedStream
+from relibra.agent.transport.cuda_stream import CudaStream, WatchedStream, no_waits
 
 NUM_RANKS = 8
 """The ranks of the node. The process plays rank 0."""
@@ -43,6 +43,7 @@ class StubMemory:
 
     def __init__(self, driver: StubDriver) -> None:
         self._words = torch.zeros(2 * NUM_RANKS, dtype=torch.int64)
+        self._waits = no_waits()
         self._place = driver.context, [self._words.data_ptr()] * NUM_RANKS, 0
 
     def allocate(self, size_bytes: int) -> Sequence[Tensor]:
@@ -51,11 +52,11 @@ class StubMemory:
 
     def current_stream(self) -> WatchedStream:
         """Return a stream."""
-        return WatchedStream(*self._place, lambda: 1, self._words.tolist)
+        return WatchedStream(*self._place, lambda: 1, self._waits, self._words.tolist)
 
     def side_stream(self) -> CudaStream:
         """Return a stream."""
-        return CudaStream(*self._place, lambda: 2)
+        return CudaStream(*self._place, lambda: 2, self._waits)
 
 
 class _Product(torch.autograd.Function):

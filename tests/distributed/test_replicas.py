@@ -2,20 +2,20 @@
 
 import pytest
 
-from harness.distributed.layout import EP4
+from harness.distributed.layout import EP2_PP2, EP2_VPP, EP4
 from harness.distributed.on_ranks import IS_RANK, on_ranks
 
 if IS_RANK:
     import gc
     import weakref
-    from collections import Counter
     from unittest import mock
 
     import torch
 
     from harness.distributed.comparison import EXPERTS, balanced_job, num_micro_batches
+    from harness.distributed.gpt_job import GptJob
     from harness.distributed.gpt_model import RECOMPUTE
-    from harness.distributed.observed import gathered
+    from harness.distributed.observed import TOLERANCE, Differences, gathered
     from relibra.agent import Phase
     from relibra.agent.cells.fetch import Fetcher
     from relibra.agent.cells.gradient_return import GradientReturn, GradientReturns
@@ -51,7 +51,7 @@ def test_S7_returning_gradients_take_no_more_than_the_agent_says(cluster, gradie
         started = plain(self, cell, own)
         leaving = [each for of_slot in own for each in of_slot]
         alive.extend(weakref.ref(each) for each in leaving if each.untyped_storage().data_ptr() != slots)
-        homes_bytes.append(self._arrivals.size_bytes)
+        homes_bytes.append(self.arrivals.size_bytes)
         sizes_bytes.append(homes_bytes[-1] + sum(each.nbytes for ref in alive if (each := ref()) is not None))
         return started
 
@@ -59,7 +59,7 @@ def test_S7_returning_gradients_take_no_more_than_the_agent_says(cluster, gradie
         agent.begin_step(0, Phase.UPDATE)
         job.run(0, num_micro_batches())
         agent.end_step()
-    assert agent._context.returns._arrivals.size_bytes == 0, "memory of arrivals outlives the phase"
+    assert agent._context.returns.arrivals.size_bytes == 0, "memory of arrivals outlives the phase"
     agent.detach()
     assert 0 < max(homes_bytes) <= max(sizes_bytes) <= agent.gradient_bytes
     assert max(gathered(max(sizes_bytes))) == gathered(agent.gradient_bytes)[0]
@@ -114,22 +114,50 @@ def test_S7_forwards_without_a_backward_leave_nothing_behind(cluster):
 
 
 @pytest.mark.parametrize("recomputation", ["none", pytest.param("selective", marks=pytest.mark.long), "full"])
-@on_ranks(EP4)
+@on_ranks(EP4, EP2_PP2, EP2_VPP)
 def test_weights_are_on_their_way_before_they_are_wanted(cluster, recomputation):
-    """This holds for one micro-batch after the other."""
-    plain, uses = Fetcher.take, Counter()
+    """Only the first fetch of a phase begins no earlier than the layer that wants it, in the schedules of megatron."""
+    late, num_taken = [], 0
 
-    def take(self, use, side, following):
-        uses["begun" if self._held[side] == use else "late"] += 1
-        plain(self, use, side, following)
+    def noting(plain):
+        def note(self, use, following):
+            nonlocal num_taken
+            num_taken += plain is take
+            if self._held[use.side] != use:
+                late.append((num_taken, plain is take))
+            plain(self, use, following)
+
+        return note
 
     job, _ = balanced_job(cluster, **RECOMPUTE[recomputation])
-    with mock.patch.object(Fetcher, "take", take):
-        job.agent.begin_step(0, Phase.UPDATE)
-        job.run(0, num_micro_batches())
+    prefetch, take = Fetcher.prefetch, Fetcher.take
+    with (
+        mock.patch.object(Fetcher, "prefetch", noting(prefetch)),
+        mock.patch.object(Fetcher, "take", noting(take)),
+    ):
+        for phase in (Phase.RECOMPUTE, Phase.UPDATE, Phase.UPDATE):
+            late.clear()
+            num_taken = 0
+            job.agent.begin_step(0, phase)
+            with torch.set_grad_enabled(phase is Phase.UPDATE):
+                job.run(0, num_micro_batches(), forward_only=phase is Phase.RECOMPUTE)
+            assert (late, num_taken > 0) == ([(0, False)], True), phase
     job.agent.detach()
-    assert uses["begun"] > 0
-    assert "late" not in uses
+
+
+@on_ranks(EP4)
+def test_S5_no_weights_outlive_an_optimizer_step_within_a_phase(cluster):
+    """The last backward before the step guesses the first forward after it."""
+    plain, (job, _) = GptJob(cluster, native=True), balanced_job(cluster, native=True)
+    differences = Differences()
+    job.agent.begin_step(0, Phase.UPDATE)
+    for _ in range(num_micro_batches()):
+        want, got = plain.step(0, 1), job.step(0, 1)
+        for kind in ("loss", "grad"):
+            differences.note(kind, got[kind], want[kind])
+    job.agent.end_step()
+    job.agent.detach()
+    assert max(differences.worst().values()) <= TOLERANCE, differences.worst()
 
 
 @on_ranks(EP4)

@@ -106,15 +106,6 @@ def test_S5_sums_have_the_bits_of_the_reference(
     arena.assert_untouched()
 
 
-@pytest.mark.parametrize("num_rows", [1, 5, MAX_GRADIENTS + 3])
-def test_S5_rows_of_one_tensor_are_added_as_single_gradients(run: Run, num_rows: int) -> None:
-    padded_RN = torch.randn(num_rows, 24).bfloat16()
-    into, want = [torch.ones(20), torch.ones(3)], [torch.ones(20), torch.ones(3)]
-    cuda.grad_accumulate(run, into, [padded_RN[:, :20], [padded_RN[0, :3]]])
-    reference.grad_accumulate(want, [list(padded_RN[:, :20]), [padded_RN[0, :3]]])
-    assert all(map(torch.equal, into, want))
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_every_sixteen_bit_number_widens_exactly(run: Run, dtype: torch.dtype) -> None:
     numbers = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)

@@ -12,8 +12,8 @@ GIB = 1 << 30
     ("weight_size_bytes", "free_bytes", "slots", "reason"),
     [
         pytest.param(9 * MIB, 20 * GIB, MOST_SLOTS, "306 MiB of the 20480 MiB", id="small-experts"),
-        pytest.param(84 * MIB, 40 * GIB, MOST_SLOTS, "1016 MiB of the 40960 MiB", id="large-experts-arrive-in-windows"),
-        pytest.param(84 * MIB, 16 * GIB, 1, "764 MiB of the 16384 MiB", id="room-for-one"),
+        pytest.param(84 * MIB, 40 * GIB, MOST_SLOTS, "1008 MiB of the 40960 MiB", id="large-experts-arrive-in-turns"),
+        pytest.param(84 * MIB, 16 * GIB, 1, "756 MiB of the 16384 MiB", id="room-for-one"),
         pytest.param(84 * MIB, 4 * GIB, 0, "more than 5% of the 4096 MiB", id="no-room"),
         pytest.param(84 * MIB, None, SLOTS_ON_CPU, "no GPU memory", id="no-gpu"),
         pytest.param(0, 40 * GIB, SLOTS_ON_CPU, "no known size", id="unknown-size"),

@@ -49,19 +49,13 @@ def packed_buffer(buffer: Tensor, tensors: Sequence[Tensor]) -> None:
         raise InvalidInput.of("buffer", expected=f"{size_bytes} bytes for {len(tensors)} tensors", got=buffer.numel())
 
 
-def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Tensor | Sequence[Tensor]]) -> None:
+def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
     """Require fp32 targets, and for each target gradients that have its shape and share one dtype."""
     if len(gradients) != len(into):
         raise InvalidInput.of("gradients", expected=f"{len(into)} lists, one for each target", got=len(gradients))
     for i, (target, added) in enumerate(zip(into, gradients, strict=True)):
         if target.dtype != torch.float32:
             raise InvalidInput.of(f"into[{i}]", expected="torch.float32", got=target.dtype)
-        if isinstance(added, Tensor):
-            dtype, shape = added.dtype, added.shape
-            if dtype not in _GRADIENT_DTYPES or shape[1:] != target.shape:
-                _gradients(f"gradients[{i}]", added, dtype, (shape[0], *target.shape))
-            _one_device(f"gradients[{i}]", into[0], (target, added))
-            continue
         dtype = added[0].dtype if added else torch.float32
         for j, gradient in enumerate(added):
             _gradients(f"gradients[{i}][{j}]", gradient, dtype, target.shape)

@@ -57,7 +57,7 @@ def expert_unpack(run: Run, buffer: Tensor, into: Sequence[Tensor]) -> None:
     _copy(run, [(place, t.data_ptr(), t.nbytes) for t, place in zip(into, places, strict=True)], zero_padding=False)
 
 
-def grad_accumulate(run: Run, into: Sequence[Tensor], gradients: Sequence[Tensor | Sequence[Tensor]]) -> None:
+def grad_accumulate(run: Run, into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
     """Run `reference.grad_accumulate`; all gradients of one target have the same dtype."""
     added = [_Added.of(gradient) for gradient in gradients]
     together = _sums.of(tuple([(t.numel(), len(a.addresses), a.dtype) for t, a in zip(into, added, strict=True)]))
@@ -165,14 +165,9 @@ class _Added(NamedTuple):
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, gradients: Tensor | Sequence[Tensor]) -> "_Added":
-        if not isinstance(gradients, Tensor):
-            return cls(
-                [gradient.data_ptr() for gradient in gradients], gradients[0].dtype if gradients else torch.float32
-            )
-        first, step = gradients.data_ptr(), gradients.stride(0) * gradients.element_size()
-        num = gradients.shape[0]
-        return cls(range(first, first + num * step, step) if step else [first] * num, gradients.dtype)
+    def of(cls, gradients: Sequence[Tensor]) -> "_Added":
+        dtype = gradients[0].dtype if gradients else torch.float32
+        return cls([gradient.data_ptr() for gradient in gradients], dtype)
 
 
 Target = tuple[int, int, torch.dtype]

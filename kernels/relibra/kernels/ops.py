@@ -136,13 +136,12 @@ def expert_unpack(buffer: Tensor, into: Sequence[Tensor]) -> None:
         _mark_written(into)
 
 
-def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Tensor | Sequence[Tensor]]) -> None:
+def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
     """Run `reference.grad_accumulate`, bitwise: one thread per element adds the gradients in the order given.
 
     Args:
         into: fp32 main gradients; none overlaps another one or a gradient.
-        gradients: for each tensor of `into`, tensors of its shape that are all fp32, all bf16 or all fp16; or one
-            tensor whose rows they are.
+        gradients: for each tensor of `into`, tensors of its shape that are all fp32, all bf16 or all fp16.
 
     Raises:
         InvalidInput: shapes, dtypes or devices do not fit.
@@ -150,10 +149,7 @@ def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Tensor | Sequenc
     checks.grad_accumulate(into, gradients)
     if not into:
         return
-    stacked = [rows for rows in gradients if isinstance(rows, Tensor)]
-    single = chain.from_iterable(tensors for tensors in gradients if not isinstance(tensors, Tensor))
-    has_dense_rows = all(rows.dim() == 2 and rows.stride(1) == 1 for rows in stacked)
-    run = _kernels(into[0].device, [*into, *single]) if has_dense_rows else None
+    run = _kernels(into[0].device, [*into, *chain.from_iterable(gradients)])
     if run is None:
         reference.grad_accumulate(into, gradients)
     else:

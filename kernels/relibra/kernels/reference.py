@@ -94,7 +94,7 @@ def expert_unpack(buffer: Tensor, into: Sequence[Tensor]) -> None:
         tensor.detach().copy_(place)
 
 
-def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Tensor | Sequence[Tensor]]) -> None:
+def grad_accumulate(into: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> None:
     """Add to each fp32 tensor its gradients, in fp32 and in the order given."""
     for target, added in zip(into, gradients, strict=True):
         for gradient in added:

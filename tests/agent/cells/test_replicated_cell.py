@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from relibra.agent.cells.cells import StepCells
+from relibra.agent.cells.pass_order import PassOrder
 from relibra.agent.cells.replicated_cell import ReplicatedCell
 from relibra.agent.experts import SequentialExperts
 from relibra.planning import Cluster, Model, PlanId, Replicas, StepPlan
@@ -35,7 +36,9 @@ def cell_of(
     module = SimpleNamespace(local_experts=torch.nn.ModuleList(torch.nn.Linear(2, 3) for _ in range(2)))
     experts = SequentialExperts(module)
     with torch.inference_mode(in_inference_mode):
-        cell = ReplicatedCell(cells, 0, layer, chunk=range(4), experts=experts, rank=rank, reduces_early=reduces_early)
+        cell = ReplicatedCell(
+            cells, 0, layer, order=PassOrder([range(4)]), experts=experts, rank=rank, reduces_early=reduces_early
+        )
     return cell, experts
 
 
@@ -47,7 +50,7 @@ def test_a_cell_knows_its_side_its_replicas_and_whose_gradients_return(
     layer: int, rank: int, side: int, num_own: int, accepting_slots: list[int]
 ) -> None:
     cell, experts = cell_of(layer, rank)
-    assert (cell.layers, cell.side, cell.num_own) == ([0, 2, 3], side, num_own)
+    assert (cell.use.side, cell.num_own) == (side, num_own)
     assert list(map(id, cell.accepting)) == [id(each) for slot in accepting_slots for each in experts.parameters[slot]]
     assert cell.use == cell.use_in_backward._replace(in_backward=False)
 

@@ -97,12 +97,13 @@ def test_S5_no_order_of_work_loses_doubles_or_mixes_up_a_parcel(
     assert [rank.wrong for rank in ranks] == [[]] * NUM_RANKS
 
 
+@pytest.mark.parametrize("kind", [Device, DrivenDevice])
 @given(st.lists(transfer_cells(), min_size=2, max_size=3), st.integers(0, NUM_RANKS - 1), st.integers(0, 2**32 - 1))
 def test_ranks_that_miss_a_dead_one_know_whom_they_wait_for(
-    cells: list[tuple[Copy, ...]], dead: int, seed: int
+    kind: type[Device], cells: list[tuple[Copy, ...]], dead: int, seed: int
 ) -> None:
     """The dead rank runs the first cell alone. A rank may wait for one that waits for the dead one."""
-    node = simulated_node(NUM_RANKS, SIZE_BYTES)
+    node = simulated_node(NUM_RANKS, SIZE_BYTES, kind=kind)
     ranks = [Rank(device) for device in node]
     for index, rank in enumerate(ranks):
         for turn, copies in enumerate(cells[:1] if index == dead else cells):
@@ -114,9 +115,21 @@ def test_ranks_that_miss_a_dead_one_know_whom_they_wait_for(
         missing |= {rank for rank, peers in stuck.items() if peers & missing}
     assert stuck.keys() <= missing
     assert all(stuck.values())
+    for device in node:
+        if isinstance(device, DrivenDevice):  # what the watchdog says
+            assert stuck.get(device.rank, set()) <= set(device.late_peers()) <= missing
     served = {rank for copies in cells[1:] for c in copies for rank in (c.source_rank, c.destination_rank)}
     assert bool(stuck) == (dead in served)
     assert [rank.wrong for rank in ranks] == [[]] * NUM_RANKS
+
+
+def test_L1_a_rank_whose_sends_alone_are_stuck_names_who_does_not_take_them() -> None:
+    node = simulated_node(2, 8, kind=DrivenDevice)
+    first = SymmetricTransport(node[0])
+    place = first.memory(8, torch.device("cpu"))
+    start(first, [Parcel(1, torch.zeros(8, dtype=torch.uint8), place)], []).wait()
+    assert run_all(node, lambda _: 0) == {0: {1}}
+    assert node[0].late_peers() == [1]
 
 
 def pair() -> tuple[SymmetricTransport, SymmetricTransport]:

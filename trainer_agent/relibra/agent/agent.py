@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from relibra.agent.cells.gradient_return import returning_bytes
 from relibra.agent.cells.layer import LayerExecution
 from relibra.agent.cells.visit import ReplicaContext
 from relibra.agent.config import AgentConfig
@@ -42,7 +41,6 @@ class Agent(WeightAccess):
         models: Sequence[nn.Module],
         experts: Mapping[int, Experts],
         unplanned: Sequence[Experts],
-        chunks: Mapping[int, Sequence[int]],
         homes: Homes,
         guard: WeightGuard,
         places: PlaceNames,
@@ -84,7 +82,6 @@ class Agent(WeightAccess):
         self.layers = {
             index: LayerExecution(
                 index=index,
-                chunk=chunks[index],
                 experts=of_layer,
                 context=context,
                 reduces_early=reduces_early,
@@ -122,8 +119,10 @@ class Agent(WeightAccess):
     @property
     def gradient_bytes(self) -> int:
         """The most memory that replicas' gradients take on this rank, beside the slots, in the backward of one cell."""
-        cluster, dtype = self._config.cluster, self._context.slots.gradient_dtype
-        return returning_bytes(self._experts.values(), cluster.redundant_slots, cluster.gpus_per_node, dtype)
+        arrivals, num_leaving = self._context.returns.arrivals, self._config.cluster.redundant_slots
+        if self._context.slots.has_gradients:
+            num_leaving = 0  # they lie in the slots
+        return (arrivals.num_places + num_leaving) * arrivals.gradient_bytes
 
     def measure_speeds(self) -> tuple[LinkRates, ExpertTimes]:
         """Collective over all ranks, before the first step: measure links, and how long experts compute.
@@ -309,6 +308,7 @@ class Agent(WeightAccess):
             Unsupported: the routers of a rank did not use the routing that was set.
         """
         self._phases.mark()
+        self._context.drain()
         self._homes.check_at_home()
         self._phases.check_may_train()
         self._check_weights(self._guard.check_trained, "before the optimizer's step", self._phases.take_refusal())

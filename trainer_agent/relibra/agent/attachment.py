@@ -10,9 +10,10 @@ import torch.distributed as dist
 from torch import nn
 
 from relibra.agent.agent import Agent
-from relibra.agent.cells.arrivals import NUM_PARTS, Arrivals
+from relibra.agent.cells.arrivals import Arrivals
 from relibra.agent.cells.fetch import Fetcher
-from relibra.agent.cells.gradient_return import ARRIVING_BYTES, GradientReturns
+from relibra.agent.cells.gradient_return import GradientReturns
+from relibra.agent.cells.pass_order import PassOrder
 from relibra.agent.cells.slots import Slots
 from relibra.agent.cells.token_split import TokenSplit
 from relibra.agent.cells.visit import ReplicaContext
@@ -117,6 +118,8 @@ def attach(
             buffer_bytes=config.reorder_buffer_bytes,
         )
         timed, host_copy = connect(config, groups, experts, device)
+        of_chunks = [[index for index, (_, chunk) in by_index.items() if chunk is each] for each in chunks]
+        order = PassOrder(of_chunks, groups.pipeline.index(dist.get_rank()), len(groups.pipeline))
         is_trained = any(require_gradients(experts.parameters[0]) for experts in held)
         is_fused = is_trained and any(layer.config.gradient_accumulation_fusion for layer, _ in moe_layers)
         waits = {index: megatron.gathering(chunk, layer.experts) for index, (layer, chunk) in by_index.items()}
@@ -128,8 +131,7 @@ def attach(
             # First, because memory of the transport is collective, and no rank may raise before it.
             num_slots = config.cluster.redundant_slots
             slots = Slots(experts, num_slots, device, with_gradients=is_fused, memory=timed.memory)
-            arriving_bytes, dtype = ARRIVING_BYTES // NUM_PARTS, slots.gradient_dtype
-            arrivals = Arrivals(timed, experts.values(), num_slots, dtype, device, arriving_bytes)
+            arrivals = Arrivals(timed, experts.values(), num_slots, slots.gradient_dtype, device)
             guard = WeightGuard(experts, state, device, lambda: homes.has_moved)
             places = PlaceNames(homes, guard, original)
             agent = Agent(
@@ -137,10 +139,6 @@ def attach(
                 models=models,
                 experts=experts,
                 unplanned=unplanned,
-                chunks={
-                    index: [other for other, (_, of_other) in by_index.items() if of_other is chunk]
-                    for index, (_, chunk) in by_index.items()
-                },
                 homes=homes,
                 guard=guard,
                 places=places,
@@ -150,8 +148,9 @@ def attach(
                     transport=timed,
                     slots=slots,
                     fetcher=Fetcher(timed, slots, experts, gathered, host_copy),
-                    returns=GradientReturns(timed, arrivals, dtype),
+                    returns=GradientReturns(timed, arrivals),
                     split=TokenSplit(lambda: groups.ep, groups.seat.ep_rank, config.cluster.gpus_per_node),
+                    order=order,
                 ),
                 reduces_early=config.cluster.num_ep_groups > 1 and any(map(megatron.reduces_early, chunks)),
                 replay_obstacle=lambda: next(

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from relibra.agent.cells.gradient_return import ARRIVING_BYTES
+from relibra.agent.cells.arrivals import places_of
 
 MOST_SLOTS = 2
 """The evaluation plans with this number. With replay one is enough, because 7 copies balance a node of 8
@@ -37,8 +37,9 @@ def slots_that_fit(weight_size_bytes: int, gpus_per_node: int, free_bytes: int |
 
 def _size_bytes(slots: int, weight_size_bytes: int, gpus_per_node: int) -> int:
     """Return what `slots` slots take on a rank: weights, gradients that leave, and gradients that arrive."""
-    gradients = slots * weight_size_bytes * _GRADIENT_BYTES_PER_WEIGHT_BYTE
-    return slots * weight_size_bytes + gradients + min(gradients * (gpus_per_node - 1), ARRIVING_BYTES)
+    gradient_bytes = weight_size_bytes * _GRADIENT_BYTES_PER_WEIGHT_BYTE
+    num_places, _ = places_of(gradient_bytes, slots * (gpus_per_node - 1))
+    return slots * (weight_size_bytes + gradient_bytes) + num_places * gradient_bytes
 
 
 def least_free_bytes() -> int | None:

@@ -1,44 +1,71 @@
-"""The memory in which gradients arrive at their homes.
+"""The places in which gradients arrive at their homes, and the turns in which they come, so that memory is bounded.
 
-If the transport needs places, all ranks lay out a window in the same way, so a sender knows the place of its gradients
-at the home. Two windows are under way at a time, each in a part of its own.
+An expert may have a replica on every other rank of the node, and the gradients of all of them arrive at its home: in
+fp32 and with the experts of DeepSeek-V3, up to 2.5 GB on one rank. So a home has places for some replicas, which it
+uses again. The replicas of a turn arrive at the same time.
+
+All ranks of the node compute the same turns and places, without messages. So a sender knows the place of its gradients
+at the home, if the transport needs that.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from relibra.agent.cells.gradient_windows import Tile, Window, padded_bytes
 from relibra.agent.experts import Experts, require_gradients
-from relibra.agent.transport import ExpertTransport
+from relibra.agent.transport import Copy, ExpertTransport
+from relibra.kernels.packed import packed_size_bytes, packed_views
 
-NUM_PARTS = 2
-_MOST_ROOMS = 1024
-"""Rooms that are remembered. There are few unless the cells of a step differ very much."""
+ARRIVING_BYTES = 1 << 29
+"""The memory of a rank for gradients that arrive from the replicas of a cell; two replicas have room in any case. What
+does not fit travels when the home adds up what came before, and nothing hides that time."""
+_LEAST_TURNS = 2
+"""While the home adds up what came in one turn, the next one arrives."""
+
+Turn = dict[int, int]
+"""The places of the replicas that arrive at the same time, each at its own home, by their indices in the cell."""
 
 
-class Room(NamedTuple):
-    """Memory for the gradients of one tile."""
+def places_of(gradient_bytes: int, most: int, arriving_bytes: int = ARRIVING_BYTES) -> tuple[int, int]:
+    """Return the places of a rank, and the most replicas that arrive at it in a turn.
 
-    gradients_RN: Tensor
-    """All of them: R replicas in the order of the tile, N elements."""
-    rows: Sequence[Tensor]
-    """Each of them, contiguous."""
+    Args:
+        gradient_bytes: the size of the gradient of a replica.
+        most: the most replicas of this rank's experts in a cell.
+        arriving_bytes: as `ARRIVING_BYTES`.
+    """
+    num_places = max(_LEAST_TURNS, arriving_bytes // max(gradient_bytes, 1))
+    if most <= num_places:
+        return most, most
+    per_turn = num_places // _LEAST_TURNS
+    return num_places // per_turn * per_turn, per_turn
 
-    @classmethod
-    def of(cls, gradients_RN: Tensor) -> "Room":
-        """Return the room in this memory."""
-        return cls(gradients_RN, gradients_RN.unbind())
+
+def turns_of(copies: Sequence[Copy], num_places: int, per_turn: int) -> list[Turn]:
+    """Return the turns of a cell in order. Replicas of one expert arrive in ascending order of rank.
+
+    Args:
+        copies: the replicas of the cell in one node, in order of expert and then rank.
+        num_places: of a rank, which it uses one after the other, again and again.
+        per_turn: the most replicas that arrive at one home in a turn.
+    """
+    turns, num_at = list[Turn](), Counter[int]()
+    for i, copy in enumerate(copies):
+        number = num_at[copy.source_rank]
+        num_at[copy.source_rank] += 1
+        if number // per_turn == len(turns):
+            turns.append({})
+        turns[number // per_turn][i] = number % num_places
+    return turns
 
 
 class Arrivals:
-    """The memory for the arriving gradients of one cell at a time.
+    """The places for the arriving gradients of one cell at a time.
 
     Memory of the transport stays as it is, and construction is collective over the ranks of the node. Otherwise a rank
-    allocates what its own arrivals need, and keeps it for the cells that follow until `release`.
+    allocates the places that its arrivals need, and keeps them for the cells that follow until `release`.
 
     Args:
         transport: between the ranks of the node.
@@ -46,7 +73,7 @@ class Arrivals:
         num_slots: redundant slots of a rank.
         dtype: the dtype of all gradients; None if each gradient has the dtype of its parameter.
         device: where the experts are.
-        window_bytes: the most memory of one rank for a window.
+        arriving_bytes: as `ARRIVING_BYTES`.
     """
 
     def __init__(
@@ -56,91 +83,57 @@ class Arrivals:
         num_slots: int,
         dtype: torch.dtype | None,
         device: torch.device,
-        window_bytes: int,
+        arriving_bytes: int = ARRIVING_BYTES,
     ) -> None:
-        self.window_bytes = window_bytes
-        self._rank, self._needs_places, self._device = transport.rank, transport.needs_places, device
-        self._parts = [_memory(0, device)] * NUM_PARTS
-        self._rooms: dict[tuple[int, int, int, int, torch.dtype], Room] = {}
-        self.version = 0
-        """Counts up whenever the places that `places` returned are not to be used any more."""
+        self._rank, self._needs_places, self._dtype, self._device = (
+            transport.rank,
+            transport.needs_places,
+            dtype,
+            device,
+        )
+        self.gradient_bytes = max((packed_size_bytes(self._like(of)) for of in experts), default=0)
+        """The size of the gradient of a replica."""
+        most = num_slots * (transport.num_ranks - 1)
+        self.num_places, self._per_turn = places_of(self.gradient_bytes, most, arriving_bytes)
+        self.num_turns = self.num_places // max(self._per_turn, 1)
+        """The most turns that may be under way."""
+        self._memory = list[Tensor]()
+        self._views = dict[tuple[int, Experts], Sequence[Tensor]]()
         if transport.needs_places:
-            sizes_bytes = [
-                sum(
-                    padded_bytes(parameter.numel() * (dtype or parameter.dtype).itemsize)
-                    for parameter in require_gradients(of.parameters[0])
-                )
-                for of in experts
-            ]
-            most_bytes = max(sizes_bytes, default=0) * num_slots * (transport.num_ranks - 1)
-            part_bytes = padded_bytes(min(most_bytes, window_bytes))
-            num_parts = 1 if most_bytes <= window_bytes else NUM_PARTS
-            self._parts = list(transport.memory(num_parts * part_bytes, device).view(num_parts, part_bytes))
+            memory = transport.memory(self.num_places * self.gradient_bytes, device)
+            self._memory += memory.view(self.num_places, self.gradient_bytes)
 
     @property
     def size_bytes(self) -> int:
         """The size of the memory."""
-        return sum(part.nbytes for part in self._parts)
+        return sum(place.nbytes for place in self._memory)
 
-    def places(self, windows: Sequence[Window], dtypes: Sequence[torch.dtype]) -> list[list[tuple[Tile, Room]]]:
-        """Return the places of replicas' gradients in the memory of their homes, for each window and tile.
+    def turns(self, copies: Sequence[Copy], experts: Experts) -> list[dict[int, Sequence[Tensor]]]:
+        """Return the turns of a cell, with the tensors for the gradient of each replica, for those that train.
 
-        The tiles of all homes have places if the transport needs them, else only those of this home.
-
-        Args:
-            windows: the windows of a cell, in order. Those of one parity share memory.
-            dtypes: of the tensors of an expert that require gradients.
+        With places for the replicas of other homes, too, if the transport needs them.
         """
-        begins_bytes, needed_bytes = list[list[tuple[Tile, int]]](), [0] * NUM_PARTS
-        for number, window in enumerate(windows):
-            begins, used_bytes = list[tuple[Tile, int]](), Counter[int]()
-            for tile in window:
-                if self._needs_places or tile.home_rank == self._rank:
-                    begins.append((tile, used_bytes[tile.home_rank]))
-                    used_bytes[tile.home_rank] += _size_bytes(tile, dtypes)
-            needed_bytes[number % NUM_PARTS] = max(needed_bytes[number % NUM_PARTS], used_bytes[self._rank])
-            begins_bytes.append(begins)
-        self._grow(needed_bytes)
         return [
-            [
-                (tile, self._room(number % NUM_PARTS, begin_bytes, tile, dtypes[tile.tensor]))
-                for tile, begin_bytes in begins
-            ]
-            for number, begins in enumerate(begins_bytes)
+            {
+                i: self._place(place, experts) if self._needs_places or copies[i].source_rank == self._rank else ()
+                for i, place in turn.items()
+            }
+            for turn in turns_of(copies, self.num_places, self._per_turn)
         ]
 
     def release(self) -> None:
         """Free the memory, unless it is the transport's, while nothing is under way."""
+        self._views.clear()
         if not self._needs_places:
-            self._replace([0] * NUM_PARTS)
+            self._memory.clear()
 
-    def _grow(self, needed_bytes: Sequence[int]) -> None:
-        if not self._needs_places and any(
-            needed > part.nbytes for needed, part in zip(needed_bytes, self._parts, strict=True)
-        ):
-            self._replace([max(needed, part.nbytes) for needed, part in zip(needed_bytes, self._parts, strict=True)])
+    def _place(self, place: int, experts: Experts) -> Sequence[Tensor]:
+        if (place, experts) not in self._views:
+            while place >= len(self._memory):
+                self._memory.append(torch.empty(self.gradient_bytes, dtype=torch.uint8, device=self._device))
+            self._views[place, experts] = packed_views(self._memory[place], self._like(experts))
+        return self._views[place, experts]
 
-    def _replace(self, sizes_bytes: Sequence[int]) -> None:
-        self._rooms.clear()
-        self._parts.clear()  # before as much memory again
-        self._parts += [_memory(size_bytes, self._device) for size_bytes in sizes_bytes]
-        self.version += 1
-
-    def _room(self, part: int, begin_bytes: int, tile: Tile, dtype: torch.dtype) -> Room:
-        num_replicas, num_elements = len(tile.copies), tile.end - tile.begin
-        key = part, begin_bytes, num_replicas, num_elements, dtype
-        if key not in self._rooms:
-            if len(self._rooms) >= _MOST_ROOMS:
-                self._rooms.clear()
-            end_bytes = begin_bytes + num_replicas * padded_bytes(num_elements * dtype.itemsize)
-            padded_RN = self._parts[part][begin_bytes:end_bytes].view(dtype).view(num_replicas, -1)
-            self._rooms[key] = Room.of(padded_RN[:, :num_elements])
-        return self._rooms[key]
-
-
-def _size_bytes(tile: Tile, dtypes: Sequence[torch.dtype]) -> int:
-    return len(tile.copies) * padded_bytes((tile.end - tile.begin) * dtypes[tile.tensor].itemsize)
-
-
-def _memory(size_bytes: int, device: torch.device) -> Tensor:
-    return torch.empty(size_bytes, dtype=torch.uint8, device=device)
+    def _like(self, experts: Experts) -> list[Tensor]:
+        one = require_gradients(experts.parameters[0])
+        return [torch.empty(each.shape, dtype=self._dtype or each.dtype, device="meta") for each in one]

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from relibra.agent.cells.cells import SlotTable, StepCells
-from relibra.agent.cells.fetch import Moment
 from relibra.agent.cells.look_ahead import LookAhead
 from relibra.agent.cells.micro_batch import MicroBatch, current
+from relibra.agent.cells.pass_order import Moment
 from relibra.agent.cells.replay import LayerRouting
 from relibra.agent.cells.replicated_cell import ReplicatedCell
 from relibra.agent.cells.shapes_ahead import CellShapes
@@ -23,7 +23,6 @@ class LayerExecution:
 
     Args:
         index: of the layer among the MoE layers of the whole model.
-        chunk: the indices of all layers of the same model chunk, ascending.
         experts: the layer's experts on this rank.
         context: shared by all layers of this rank.
         reduces_early: whether DDP reduces gradients during the backward, and other ranks hold the same experts.
@@ -40,7 +39,6 @@ class LayerExecution:
         self,
         *,
         index: int,
-        chunk: Sequence[int],
         experts: Experts,
         context: ReplicaContext,
         reduces_early: bool,
@@ -52,10 +50,10 @@ class LayerExecution:
         note_forward: Callable[[], None],
     ) -> None:
         self.index, self.experts, self._logical_experts = index, experts, logical_experts
-        self._chunk, self._context, self._owner, self._cells = chunk, context, owner, cells
+        self._context, self._owner, self._cells = context, owner, cells
         self._has_routing, self._check_weights, self._note_forward = has_routing, check_weights, note_forward
         self._reduces_early = reduces_early
-        self.look_ahead = LookAhead(index, chunk, context, experts.num_home_slots)
+        self.look_ahead = LookAhead(index, context, experts.num_home_slots)
         self._visit: Visit | Passage | None = None
         self._asked: LayerRouting | None = None
         """The routing of the present cell that its router has asked for, on the device."""
@@ -171,7 +169,7 @@ class LayerExecution:
             cells,
             micro_batch,
             self.index,
-            chunk=self._chunk,
+            order=self._context.order,
             experts=self.experts,
             rank=self._context.transport.rank,
             reduces_early=self._reduces_early,

@@ -19,13 +19,13 @@ class LookAhead:
 
     Args:
         index: of the layer among the MoE layers of the whole model.
-        chunk: the indices of all layers of the same model chunk, ascending.
         context: shared by all layers of this rank.
         num_home_slots: of a rank.
     """
 
-    def __init__(self, index: int, chunk: Sequence[int], context: ReplicaContext, num_home_slots: int) -> None:
-        self._index, self._chunk, self._context, self._num_home_slots = index, chunk, context, num_home_slots
+    def __init__(self, index: int, context: ReplicaContext, num_home_slots: int) -> None:
+        self._index, self._context, self._num_home_slots = index, context, num_home_slots
+        self._chunk = context.order.layers_with(index)
         self.dispatch_ranks: DispatchRanks | None = None
         """The ranks that must know the shapes of the layer's dispatchers; None if these cannot take them."""
 

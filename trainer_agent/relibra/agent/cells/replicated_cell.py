@@ -6,8 +6,7 @@ from functools import cached_property
 from torch import Tensor, nn
 
 from relibra.agent.cells.cells import StepCells
-from relibra.agent.cells.fetch import Moment, Use, next_use
-from relibra.agent.cells.slots import NUM_SIDES
+from relibra.agent.cells.pass_order import Moment, PassOrder, Use
 from relibra.agent.experts import Experts, require_gradients
 
 
@@ -18,7 +17,7 @@ class ReplicatedCell:
         cells: the step's cells.
         micro_batch: the index of the micro-batch.
         layer: the index of the layer.
-        chunk: the indices of all layers of the same model chunk, ascending.
+        order: of the passes of this rank.
         experts: the experts of the layer.
         rank: this rank within its node.
         reduces_early: whether DDP reduces gradients during the backward, and other ranks hold the same experts.
@@ -30,22 +29,18 @@ class ReplicatedCell:
         micro_batch: int,
         layer: int,
         *,
-        chunk: Sequence[int],
+        order: PassOrder,
         experts: Experts,
         rank: int,
         reduces_early: bool,
     ) -> None:
         self.experts = experts
-        self.use = Use(cells, micro_batch, layer, in_backward=False)
+        self.use = order.use(cells, micro_batch, layer)
         """The forward over the cell."""
         self.use_in_backward = self.use._replace(in_backward=True)
         """Its backward, or a recomputation within the backward."""
         self.copies = self.use.copies
         """The replicas on ranks of this node; none if only other nodes or EP groups have replicas."""
-        self.layers = cells.layers_with_replicas(micro_batch, chunk)
-        """The layers of the chunk that have replicas in this micro-batch, ascending."""
-        self.side = self.layers.index(layer) % NUM_SIDES if self.copies else 0
-        """The side of the slots that its replicas fill."""
         self.num_own = sum(copy.destination_rank == rank for copy in self.copies)
         """The number of replicas on this rank."""
         one = experts.parameters[0]
@@ -60,13 +55,13 @@ class ReplicatedCell:
             if not parameter.requires_grad
         ]
         """The indices of the tensors of the replicas on this rank that require no gradients."""
-        self._rank, self._reduces_early = rank, reduces_early
+        self._rank, self._reduces_early, self._order = rank, reduces_early, order
         self._following: dict[Moment, Use | None] = {}
 
     def following(self, use: Use, moment: Moment) -> Use | None:
         """Return the guess of the use after `use`, one of this cell's, which is the same whenever the moment is."""
         if moment not in self._following:
-            self._following[moment] = next_use(use, moment, self.layers)
+            self._following[moment] = self._order.next_use(use, moment)
         return self._following[moment]
 
     @cached_property

@@ -25,8 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relibra.agent.cells.fetch import Fetcher, Moment, Use
+from relibra.agent.cells.fetch import Fetcher
 from relibra.agent.cells.gradient_return import GradientReturn, GradientReturns
+from relibra.agent.cells.pass_order import Moment, PassOrder, Use
 from relibra.agent.cells.replicated_cell import ReplicatedCell
 from relibra.agent.cells.slots import Slots
 from relibra.agent.cells.span import span
@@ -44,6 +45,7 @@ class ReplicaContext:
     fetcher: Fetcher
     returns: GradientReturns
     split: TokenSplit
+    order: PassOrder
     replayed: dict[int, Callable[[], Tensor | None]] = field(default_factory=dict)
     """By layer, a function that returns the experts `[T, K]` that a replay has set for its next forward, if any."""
 
@@ -90,7 +92,7 @@ class Visit:
         self._home = _Home(cell)
         if self.is_recorded:
             self._anchor = self._home.accept()
-        context.fetcher.prefetch(use, cell.side, cell.following(use, moment))
+        context.fetcher.prefetch(use, cell.following(use, moment))
 
     def begin(self, tokens: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, list[list[Tensor]]]:
         """Return tokens and probabilities unchanged, and the weights of this rank's replicas by redundant slot."""
@@ -106,10 +108,11 @@ class Visit:
         return tokens, probs, [weights[i : i + size] for i in range(0, len(weights), size)]
 
     def end(self, outputs: Tensor, replicas: Sequence[Sequence[Tensor]]) -> Tensor:
-        """Return the outputs of the experts unchanged.
+        """Return the outputs of the experts unchanged, after they have run.
 
         The graph keeps `replicas` alive, because kernels may hold only weak references to weights.
         """
+        self._context.fetcher.leave(self.use, self._cell.following(self.use, self._moment))
         if not self.is_recorded:
             return outputs
         # What else has hooked into the outputs finds the weights in their slots.
@@ -123,15 +126,17 @@ class Visit:
 
     def fetch(self) -> list[Tensor]:
         """Return the weights of this rank's replicas, slot by slot."""
-        cell, slots = self._cell, self._context.slots
-        self._context.fetcher.take(self.use, cell.side, cell.following(self.use, self._moment))
-        return [weight for slot in range(cell.num_own) for weight in slots.weights(cell.side, slot, self.use.layer)]
+        cell, use, slots = self._cell, self.use, self._context.slots
+        self._context.fetcher.take(use, cell.following(use, self._moment))
+        return [weight for slot in range(cell.num_own) for weight in slots.weights(use.side, slot, use.layer)]
 
     def fetch_again(self) -> None:
         """Fill the slots with the weights of the forward, and zero the gradients that kernels add to."""
         cell, use = self._cell, self._cell.use_in_backward
-        self._context.fetcher.take(use, cell.side, cell.following(use, Moment.BACKWARD))
-        for gradient in self._gradients():
+        self._context.fetcher.take(use, cell.following(use, Moment.BACKWARD))
+        if into := self._gradients():
+            self._context.returns.settle()  # what they hold may still be on its way home
+        for gradient in into:
             gradient.zero_()
 
     def send_gradients(self, gradients: Sequence[Tensor | None]) -> None:
@@ -151,17 +156,15 @@ class Visit:
         ]
         with span("return", self.use.layer):
             under_way = self._context.returns.start(cell, own)
-        self._context.fetcher.hold(cell.side, under_way)
         self._home.arriving.append(under_way)
+        use = cell.use_in_backward
+        self._context.fetcher.leave(use, cell.following(use, Moment.BACKWARD))
 
     def _gradients(self) -> list[Tensor]:
         """Return the memory of this rank's replicas' gradients, tensor by tensor; empty if kernels do not add to it."""
-        cell, slots = self._cell, self._context.slots
-        if not slots.has_gradients:
-            return []
-        return [
-            gradient for slot in range(cell.num_own) for gradient in slots.gradients(cell.side, slot, self.use.layer)
-        ]
+        use, slots = self.use, self._context.slots
+        own = range(self._cell.num_own)
+        return [gradient for slot in own for gradient in slots.gradients(use.side, slot, use.layer)]
 
 
 class Passage:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from megatron.core import tensor_parallel
 from torch import Tensor, nn
 
@@ -137,7 +138,7 @@ def _te_checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> A
 def _remembering(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function of a checkpointed region, which always runs as part of the present micro-batch."""
     micro_batch = current_of_any()
-    if micro_batch is not None:
+    if micro_batch is not None and torch.is_grad_enabled():  # else nothing recomputes it
         micro_batch = dataclasses.replace(micro_batch, is_checkpointed=True)
 
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from relibra.agent.transport.cuda_stream import WORD_BYTES, CudaStream, WatchedStream
+from relibra.agent.transport.cuda_stream import WORD_BYTES, CudaStream, WatchedStream, no_waits
 from relibra.agent.transport.jointly import jointly
 from relibra.agent.transport.lost_ranks import noticing_death
 from relibra.agent.transport.symmetric_memory import Put, Wait
@@ -62,7 +62,7 @@ class CudaMemory:
         jointly([("reach the GPUs of all peers", partial(_check_reach, device, uuids))], _MAPPING, group)
         num_words = 2 * self.num_ranks + 1
         self._words = [memory.view(torch.int64) for memory in self.allocate(WORD_BYTES * num_words)]
-        self._streams = list[WatchedStream]()
+        self._streams, self._waits = list[WatchedStream](), no_waits()
         probe = num_words - 1
         jointly([("signal to the next rank", partial(self._signal_next, probe))], _MAPPING, group)
         jointly([("see the signal of the previous rank", partial(self._see_previous, probe))], _MAPPING, group)
@@ -83,16 +83,16 @@ class CudaMemory:
     def current_stream(self) -> WatchedStream:
         """See `SymmetricMemory`."""
         handle, read_words = partial(current_stream, self._device.index), partial(_read, self._words[self.rank])
-        self._streams.append(WatchedStream(*self._place(), handle, read_words))
+        self._streams.append(WatchedStream(*self._place(), handle, self._waits, read_words))
         return self._streams[-1]
 
     def side_stream(self) -> CudaStream:
         """See `SymmetricMemory`."""
         stream = own_stream(self._device).cuda_stream
-        return CudaStream(*self._place(), lambda: stream)
+        return CudaStream(*self._place(), lambda: stream, self._waits)
 
     def _probing_stream(self) -> CudaStream:
-        return CudaStream(*self._place(), partial(current_stream, self._device.index))
+        return CudaStream(*self._place(), partial(current_stream, self._device.index), self._waits)
 
     def _place(self) -> tuple[Context, Sequence[int], int]:
         return context(self._device.index), [words.data_ptr() for words in self._words], self.rank

@@ -16,6 +16,14 @@ _MOST_UNDER_WAY = 64
 _MOST_KNOWN = 4096
 """The most calls to remember."""
 
+Waits = deque[tuple[Sequence[Wait], int]]
+"""What streams of a rank wait for, and what is added to the values."""
+
+
+def no_waits() -> Waits:
+    """Return an empty queue of the newest waits."""
+    return deque(maxlen=_MOST_UNDER_WAY)
+
 
 def _is_push(work: Work) -> bool:
     return type(work) is Push
@@ -29,10 +37,11 @@ class CudaStream:
         words: the address of every rank's first word.
         rank: this rank.
         handle: returns the driver's handle of the stream, which changes with the current stream.
+        waits: the stream notes its own here.
     """
 
-    def __init__(self, of: Context, words: Sequence[int], rank: int, handle: Callable[[], int]) -> None:
-        self._context, self._words, self._rank, self._handle = of, words, rank, handle
+    def __init__(self, of: Context, words: Sequence[int], rank: int, handle: Callable[[], int], waits: Waits) -> None:
+        self._context, self._words, self._rank, self._handle, self._waits = of, words, rank, handle, waits
         self._known = dict[tuple[Put | Wait, ...], Call]()
 
     def prepare(self, work: Sequence[Work]) -> Queue:
@@ -41,7 +50,14 @@ class CudaStream:
             copies_call(self._context, list(group)) if is_push else self._words_call(tuple(group))  # type: ignore[arg-type]
             for is_push, group in groupby(work, _is_push)
         ]
-        return lambda base: submit(self._context, calls, self._handle(), base)
+        waits = [each for each in work if isinstance(each, Wait)]
+
+        def note_and_queue(base: int) -> None:
+            if waits:
+                self._waits.append((waits, base))
+            submit(self._context, calls, self._handle(), base)
+
+        return note_and_queue
 
     def _words_call(self, words: tuple[Put | Wait, ...]) -> Call:
         """Return the call for some words; transfers between the same ranks share it."""
@@ -68,6 +84,7 @@ class WatchedStream(CudaStream):
         words: the address of every rank's first word.
         rank: this rank.
         handle: returns the driver's handle of the stream.
+        waits: those of all streams of the rank, since this stream waits for the others.
         read_words: returns the words of this rank. It makes the device read them.
     """
 
@@ -77,24 +94,23 @@ class WatchedStream(CudaStream):
         words: Sequence[int],
         rank: int,
         handle: Callable[[], int],
+        waits: Waits,
         read_words: Callable[[], Sequence[int]],
     ) -> None:
-        super().__init__(of, words, rank, handle)
+        super().__init__(of, words, rank, handle, waits)
         self._read_words, self._events = read_words, Events(self._context)
-        self._waits = deque[tuple[Sequence[Wait], int]](maxlen=_MOST_UNDER_WAY)
 
     def prepare(self, work: Sequence[Work]) -> Queue:
         """See `symmetric_memory.Stream`."""
-        queue, waits = super().prepare(work), [each for each in work if isinstance(each, Wait)]
-        if not waits:
+        queue = super().prepare(work)
+        if not any(isinstance(each, Wait) for each in work):
             return queue
 
-        def queue_and_note(base: int) -> None:
-            self._waits.append((waits, base))
+        def queue_and_mark(base: int) -> None:
             queue(base)
             self._events.record(self._handle())
 
-        return queue_and_note
+        return queue_and_mark
 
     def take_mark(self) -> "_CudaMark | None":
         """See `WatchedStream` of `watch`."""
