@@ -3,6 +3,7 @@
 vLLM runs on the CPU, and weights travel to it over a TCP store; `harness.whole_job.verl_weights` says why.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from harness.services import Loop, Service
 from harness.trained import differing
 from harness.whole_job.job import NUM_STEPS, Outcome, check_alike, check_said
-from harness.whole_job.verl_fully_async import LOCAL_STEPS
+from harness.whole_job.verl_fully_async import LOCAL_STEPS, FullyAsyncJob
 from relibra.planning.plan import Level
 from relibra.store import Store
 
@@ -19,6 +20,18 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]  # each job starts a 
 
 NUM_PLANNED = NUM_STEPS * (1 + LOCAL_STEPS)
 """The passes with plans: every update, and the pass over old log-probabilities of each first local step."""
+
+
+@pytest.fixture(scope="module")
+def fully_async(launch: Callable[..., Outcome]) -> Outcome:
+    """A job of verl's `fully_async` on two machines, whose samples are kept."""
+    return launch(FullyAsyncJob, "fully-async", own_machines=True)
+
+
+@pytest.fixture(scope="module")
+def fully_async_plain(launch: Callable[..., Outcome], fully_async: Outcome) -> Outcome:
+    """verl's `fully_async` alone, on the same samples."""
+    return launch(FullyAsyncJob, "fully-async-plain", replays=fully_async)
 
 
 def trained(outcome: Outcome) -> list[dict[str, Any]]:

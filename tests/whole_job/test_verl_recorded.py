@@ -3,14 +3,23 @@
 The first step may begin before the driver has found the planner, and then has no plan.
 """
 
+from collections.abc import Callable
+
 import pytest
 
 from harness.services import Loop, Service
 from harness.whole_job.job import NUM_STEPS, Outcome
+from harness.whole_job.verl_job import WITHOUT_REPLAY, Job
 from relibra.planning.plan import Level
 from relibra.store import Store
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]  # the job starts a dozen processes, on two cores
+
+
+@pytest.fixture(scope="module")
+def recorded(launch: Callable[..., Outcome]) -> Outcome:
+    """A job on two machines whose server records routing, which nothing replays."""
+    return launch(Job, "recorded", own_machines=True, keeps=False, settings=(WITHOUT_REPLAY,))
 
 
 def test_a_pass_over_samples_is_planned_from_them_and_its_update_is_too(
