@@ -12,6 +12,16 @@ from harness.whole_job import reward
 from harness.whole_job.job import PROMPT, PROMPTS_OF_STEP, RESPONSE, SAMPLES_OF_PROMPT, Launch
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "verl_grpo"
+LOCAL_STEPS = 2
+"""The updates of an asynchronous trainer from one set of weights that its server gets to the next."""
+SERVER_OF_ITS_OWN = (
+    "actor_rollout_ref.hybrid_engine=False",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=store",
+    "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=harness.whole_job.verl_weights",
+    "ray_kwargs.ray_init.num_gpus=3",
+    "ray_kwargs.ray_init.num_cpus=40",
+)
+"""Settings of a job whose server has no process in common with its training."""
 WITHOUT_REPLAY = "actor_rollout_ref.actor.megatron.router_replay.mode=disabled"
 
 

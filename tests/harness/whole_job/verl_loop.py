@@ -1,6 +1,6 @@
 """verl's own agent loop, whose samples are kept in a folder, so that a second job trains on the same samples.
 
-In one step, a server aborts requests, and the samples of that step are kept as JSON too.
+In one step of the synchronous trainer, a server aborts requests, and the samples of that step are kept as JSON too.
 """
 
 import json
@@ -22,6 +22,7 @@ _num_begun: Counter[str] = Counter()
 def recorded_loop(**settings: Any) -> Any:
     """Return a loop that generates samples and keeps them, or returns those that another job had in the same places."""
     from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+    from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
 
     from harness.whole_job.verl_aborts import AbortingClient, ResumingClient
 
@@ -34,7 +35,7 @@ def recorded_loop(**settings: Any) -> Any:
             file = Path(os.environ[SAMPLES], f"{prompt}-{_num_begun[prompt]}.pickle")
             if REPLAYS in os.environ:
                 return _read(file)
-            if step != ABORTED_STEP:
+            if step != ABORTED_STEP or isinstance(self.server_manager, FullyAsyncLLMServerClient):
                 _write(file, output := await super().run(sampling_params, **of_sample))
                 return output
             kind = AbortingClient if _num_begun[f"{step}"] == 1 else ResumingClient
