@@ -42,7 +42,7 @@ test-containers: $(READY)test  ## run the Compose file on a Docker Engine; as ro
 test-frameworks: $(READY)test $(FRAMEWORKS_READY)  ## run the plug-ins inside the frameworks themselves, on the CPU; fetches 0.5 GB or more, once
 	RELIBRA_FRAMEWORKS_VENV='$(FRAMEWORKS_VENV)' $(BIN)/pytest --numprocesses 0 tests/frameworks
 
-test-rollout: $(READY)test $(WHOLE_JOB_READY)  ## run a whole job of verl with a real vLLM, on the CPU; fetches 1 GB more than test-frameworks, once; EVERY=1 runs six more jobs, and two of SkyRL
+test-rollout: $(READY)test $(WHOLE_JOB_READY)  ## run a whole job of verl with a real vLLM, on the CPU; fetches 1 GB more than test-frameworks, once; EVERY=1 runs eight more jobs, and two of SkyRL
 	RELIBRA_WHOLE_JOB_VENV='$(WHOLE_JOB_VENV)' $(BIN)/pytest --numprocesses 0 $(if $(EVERY),,-m 'not long') tests/whole_job
 
 releases-before: $(READY)test $(FRAMEWORKS_READY)  ## run the plug-ins on the release before that of test-frameworks, where the index has one that is not refused

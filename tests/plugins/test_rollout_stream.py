@@ -45,7 +45,7 @@ def test_the_next_step_is_planned_from_samples_that_were_streamed(
 ) -> None:
     stream = RolloutStream(lambda: job_at(shared_planner.address, job_name, "this launch"))
     report_all(stream)
-    stream.submit(lambda: SAMPLES)
+    assert stream.submit(lambda: SAMPLES)
     plan = trainer.fetch_plan(job_name, 0, MODEL, wait_s=60)
     assert plan is not None
     assert plan.level is Level.STEP
@@ -73,15 +73,22 @@ def test_a_step_whose_samples_other_processes_have_just_sent_is_planned(
         stream.close()
 
 
-def test_a_process_follows_the_launch_that_trains_now(
-    shared_planner: Service, trainer: PlannerClient, job_name: str, monkeypatch: pytest.MonkeyPatch
+def test_a_process_follows_the_launch_that_trains_now_and_says_once_that_there_is_none(
+    shared_planner: Service,
+    trainer: PlannerClient,
+    job_name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("relibra.plugins.rollout_stream._LOOK_S", 0.0)
     known: list[RolloutJob | None] = [None]
     stream = RolloutStream(lambda: known[0])
     report_all(stream)
+    assert not stream.submit(lambda: SAMPLES)
     known[0] = job_at(shared_planner.address, job_name, "this launch")
     stream.report(SAMPLES[0], routed_experts(0, 8))
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("no training process has registered a job that is balanced" in line for line in said) == 2
     stream.flush()
     assert trainer.claim_sequences(job_name, 0, [name_sequence(SAMPLES[0]), name_sequence(SAMPLES[1])]) == [1]
     with PlannerClient(shared_planner.address, attempt="the next launch") as later:

@@ -3,6 +3,7 @@
 vLLM runs on the CPU; `harness.whole_job.engine_on_cpu` and `skyrl_engine` say what is not its own there.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -10,10 +11,23 @@ import pytest
 from harness.services import Loop, Service
 from harness.trained import differing
 from harness.whole_job.job import NUM_STEPS, Outcome, check_alike, check_ended, check_planned
+from harness.whole_job.skyrl_job import Job
 from relibra.planning.plan import Level
 from relibra.store import Store
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]  # each job starts a dozen processes, on two cores
+
+
+@pytest.fixture(scope="module")
+def skyrl_balanced(launch: Callable[..., Outcome]) -> Outcome:
+    """A job of SkyRL with the plug-in, whose samples are kept."""
+    return launch(Job, "skyrl-balanced")
+
+
+@pytest.fixture(scope="module")
+def skyrl_plain(launch: Callable[..., Outcome], skyrl_balanced: Outcome) -> Outcome:
+    """SkyRL alone, on the same samples."""
+    return launch(Job, "skyrl-plain", replays=skyrl_balanced)
 
 
 def test_the_job_ends_after_all_its_steps(skyrl_balanced: Outcome) -> None:

@@ -1,10 +1,19 @@
 """A whole job of verl's asynchronous trainer, some of whose samples are of older weights than those that train."""
 
+from collections.abc import Callable
+
 import pytest
 
 from harness.whole_job.job import NUM_STEPS, Outcome, check_planned
+from harness.whole_job.verl_job import Job
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture(scope="module")
+def asynchronous(launch: Callable[..., Outcome]) -> Outcome:
+    """A job of verl's asynchronous trainer, which generates the samples of later steps while it trains."""
+    return launch(Job, "asynchronous", keeps=False, settings=("trainer.v1.trainer_mode=colocate_async",))
 
 
 def test_some_samples_are_of_older_weights(asynchronous: Outcome) -> None:

@@ -3,6 +3,8 @@
 vLLM runs on the CPU; `harness.whole_job.engine_on_cpu` says what is not its own there.
 """
 
+import json
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -10,10 +12,25 @@ import pytest
 from harness.services import Loop, Service
 from harness.trained import differing
 from harness.whole_job.job import NUM_STEPS, Outcome, check_alike, check_ended, check_planned, check_said
+from harness.whole_job.verl_job import Job
+from harness.whole_job.verl_loop import ABORTED_STEP
 from relibra.planning.plan import Level
+from relibra.routing.sequence_name import name_sequence
 from relibra.store import Store
 
 pytestmark = pytest.mark.timeout(1200)  # both jobs start a dozen processes, on two cores
+
+
+@pytest.fixture(scope="module")
+def balanced(launch: Callable[..., Outcome]) -> Outcome:
+    """A job with the plug-in, whose samples are kept."""
+    return launch(Job, "balanced")
+
+
+@pytest.fixture(scope="module")
+def plain(launch: Callable[..., Outcome], balanced: Outcome) -> Outcome:
+    """verl alone, on the same samples."""
+    return launch(Job, "plain", replays=balanced)
 
 
 def test_the_job_ends_after_all_its_steps(balanced: Outcome) -> None:
@@ -38,6 +55,29 @@ def test_plans_know_the_micro_batches_and_balance_them(balanced: Outcome, shared
         assert run(store.get_step(job, step)).plan.prediction.level is Level.MICRO_BATCHES
         ((phase,),) = run(store.get_executions(job, [step]))
         assert phase.imbalance < phase.imbalance_plain
+    run(store.close())
+
+
+def test_samples_whose_requests_a_server_aborted_are_planned_once_and_whole(
+    balanced: Outcome, shared_planner: Service, run: Loop
+) -> None:
+    samples = [json.loads(file.read_text()) for file in balanced.folder.glob("samples/*.json")]
+    whole = [name_sequence(sample["prompt"] + sample["response"]) for sample in samples]
+    partial = [
+        name_sequence(sample["prompt"] + sample["response"][:num_tokens])
+        for sample in samples
+        for reason, num_tokens in sample["parts"][:1]
+        if reason == "aborted" and num_tokens
+    ]
+    assert partial
+    store = Store.open(shared_planner.redis_url)
+    job = run(store.get_job("whole-balanced"))
+    for step in (2 * ABORTED_STEP - 2, 2 * ABORTED_STEP - 1):
+        scheduled, _, _ = run(store.get_schedule(job, step))
+        assert sorted(scheduled) == sorted(whole)
+        assert run(store.reported_sequences(job, step)) == set(whole)
+    never = 2 * NUM_STEPS + 1
+    assert run(store.claim(job, never, partial)) == partial, "the planner has never heard of them"
     run(store.close())
 
 

@@ -1,12 +1,67 @@
 """A whole job of verl without replay: planned from history, experts move, the planner dies, training resumes."""
 
-import pytest
-from whole_job.conftest import PLANNED, SAVED, STEPS_OF_DRIFTER
+import threading
+from collections.abc import Callable
+from pathlib import Path
 
+import pytest
+
+from harness.services import Service, eventually
 from harness.trained import differing
 from harness.whole_job.job import Outcome, check_alike
+from harness.whole_job.verl_job import WITHOUT_REPLAY, Job
+from relibra.store.embedded import EmbeddedRedis
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]  # both jobs start a dozen processes, on two cores
+
+STEPS_OF_DRIFTER, SAVED, PLANNED = 4, 2, 3
+"""The steps of the job without replay, the step after which it saves, and those that its planner survives."""
+WITHOUT_RECORDS = (WITHOUT_REPLAY, "actor_rollout_ref.rollout.enable_rollout_routing_replay=False")
+
+
+@pytest.fixture(scope="module")
+def drifter(
+    launch: Callable[..., Outcome],
+    prepared: Path,
+    redis_server: EmbeddedRedis,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Outcome:
+    """A job without replay on two machines, which saves a checkpoint, and whose planner is killed."""
+    mortal = Service("planner", redis_server.url, tmp_path_factory.mktemp("mortal"))
+
+    def kill() -> None:
+        eventually(lambda: len(Outcome(folder=prepared / "drifter", code=None).metrics) >= PLANNED, within_s=600)
+        mortal.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    outcome = launch(
+        Job,
+        "drifter",
+        planner=mortal.address,
+        num_steps=STEPS_OF_DRIFTER,
+        own_machines=True,
+        settings=(*WITHOUT_RECORDS, f"trainer.save_freq={SAVED}"),
+    )
+    killer.join()
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def resumed(launch: Callable[..., Outcome], drifter: Outcome) -> Outcome:
+    """verl alone, which goes on from that checkpoint on the same samples."""
+    return launch(
+        Job,
+        "resumed",
+        replays=drifter,
+        num_steps=STEPS_OF_DRIFTER,
+        settings=(
+            *WITHOUT_RECORDS,
+            "actor_rollout_ref.actor.megatron.dist_ckpt_optim_fully_reshardable=True",
+            "trainer.resume_mode=resume_path",
+            f"trainer.resume_from_path={drifter.folder}/global_step_{SAVED}",
+        ),
+    )
 
 
 def test_passes_are_planned_from_those_before_and_experts_move(drifter: Outcome) -> None:

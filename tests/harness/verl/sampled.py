@@ -68,9 +68,10 @@ def _generate_and_sample(job: RolloutJob, samples: list[Sample]) -> None:
     is_submitted = Event()
 
     class OfDriver(RolloutStream):
-        def submit(self, all_tokens: Callable[[], Sequence[Any]]) -> None:
-            super().submit(all_tokens)
+        def submit(self, all_tokens: Callable[[], Sequence[Any]]) -> bool:
+            has_planner = super().submit(all_tokens)
             is_submitted.set()
+            return has_planner
 
     rollout, of_driver = RolloutStream(lambda: job), OfDriver(lambda: job)
     with _queue_of([tokens for tokens, _ in samples]), mock.patch.object(of_plugin, "stream", return_value=of_driver):

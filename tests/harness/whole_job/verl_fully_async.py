@@ -6,10 +6,7 @@ The lines of the plug-in are those of docs/integrations/verl.md, and the sizes a
 from dataclasses import dataclass
 
 from harness.whole_job.job import PROMPTS_OF_STEP
-from harness.whole_job.verl_job import Job
-
-LOCAL_STEPS = 2
-"""The updates of training from one set of weights that a server gets to the next."""
+from harness.whole_job.verl_job import LOCAL_STEPS, SERVER_OF_ITS_OWN, Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +34,9 @@ class FullyAsyncJob(Job):
             "actor_rollout_ref.rollout.name=vllm",
             *self.sizes(),
             "data.train_batch_size=0",
-            "actor_rollout_ref.hybrid_engine=False",
-            "actor_rollout_ref.rollout.checkpoint_engine.backend=store",
-            "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=harness.whole_job.verl_weights",
+            *SERVER_OF_ITS_OWN,
             f"async_training.trigger_parameter_sync_step={LOCAL_STEPS}",
             "async_training.staleness_threshold=0.5",
             f"rollout.total_rollout_steps={self.num_steps * LOCAL_STEPS * PROMPTS_OF_STEP}",
             "rollout.n_gpus_per_node=1",
-            "ray_kwargs.ray_init.num_gpus=3",
-            "ray_kwargs.ray_init.num_cpus=40",
         ]

@@ -12,6 +12,17 @@ from harness.whole_job import reward
 from harness.whole_job.job import PROMPT, PROMPTS_OF_STEP, RESPONSE, SAMPLES_OF_PROMPT, Launch
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "verl_grpo"
+LOCAL_STEPS = 2
+"""The updates of an asynchronous trainer from one set of weights that its server gets to the next."""
+SERVER_OF_ITS_OWN = (
+    "actor_rollout_ref.hybrid_engine=False",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=store",
+    "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=harness.whole_job.verl_weights",
+    "ray_kwargs.ray_init.num_gpus=3",
+    "ray_kwargs.ray_init.num_cpus=40",
+)
+"""Settings of a job whose server has no process in common with its training."""
+WITHOUT_REPLAY = "actor_rollout_ref.actor.megatron.router_replay.mode=disabled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +75,7 @@ class Job(Launch):
             "actor_rollout_ref.rollout.agent.num_workers=1",
             "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=16",
             "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=harness.whole_job.verl_engine.Extension",
+            "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
             "trainer.project_name=whole",
             f"trainer.experiment_name={self.name}",
             f"trainer.default_local_dir={self.own}",

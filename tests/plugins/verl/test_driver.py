@@ -1,6 +1,8 @@
 """A trainer that samples and deals batches as verl's does, with what relibra submits and deals again."""
 
 import sys
+from collections.abc import Callable
+from threading import Event, Timer
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -87,6 +89,36 @@ def test_a_batch_that_was_sampled_for_training_is_submitted_with_its_tokens(
     assert name == "submit"
     assert [tokens.tolist() for tokens in all_tokens()] == [*TOKENS.values()]
     assert all(tokens.dtype == np.int64 for tokens in all_tokens())
+
+
+def test_the_first_pass_begins_once_its_step_is_submitted_and_waits_for_no_planner_that_lacks_the_step_before(
+    of_trainer: type[Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[bool] = []
+    answer = Event()
+
+    class Slow:
+        def submit(self, tokens: Callable[[], Any]) -> bool:
+            answer.wait(60)
+            answer.clear()
+            answers.append(not answers)
+            return answers[-1]
+
+    monkeypatch.setattr(driver, "stream", Slow)
+    monkeypatch.setattr(driver, "_SUBMISSION_S", 60.0)
+    trainer = of_trainer(Config())
+    Timer(0.2, answer.set).start()
+    trainer.fit("agent loops")
+    trainer._balance_batch("keys", {})
+    assert answers == [True]
+    Timer(0.2, answer.set).start()
+    trainer.replay_buffer.sample(partition_id="train")
+    trainer._balance_batch("keys", {})
+    assert answers == [True, False]
+    trainer.replay_buffer.sample(partition_id="train")
+    trainer._balance_batch("keys", {})
+    assert answers == [True, False], "the planner answers nothing, and nobody waits"
+    answer.set()
 
 
 def test_nothing_is_submitted_where_rollouts_record_no_routing(of_trainer: type[Trainer], stream: mock.Mock) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from relibra.agent.plans.trouble import Trouble
-from relibra.errors import NotFound, RelibraError
+from relibra.errors import NotFound, NotReady, RelibraError
 from relibra.plugins.kept_log import keep_log
 from relibra.plugins.rollout_job import RolloutJob, find_rollout_job
 from relibra.rollout import RolloutReporter
@@ -65,14 +65,14 @@ class RolloutStream:
         with_name = functools.partial(self._report, tokens, routed_experts, read)
         self._try(with_name, self._otherwise)
 
-    def submit(self, all_tokens: Callable[[], Sequence[Any]]) -> None:
-        """Have the step that comes next planned from samples, which are all that it trains on.
+    def submit(self, all_tokens: Callable[[], Sequence[Any]]) -> bool:
+        """Have the step that comes next planned from samples, all that it trains on; return whether the planner has it.
 
         Args:
-            all_tokens: returns the token ids of every sample. It is called if somebody has registered the job.
+            all_tokens: returns the token ids of every sample. It is called if a trainer has registered the job.
         """
         message = "the next step is not planned before its micro-batches are known: %s"
-        self._try(lambda: self._submit(all_tokens), message)
+        return self._try(lambda: self._submit(all_tokens), message)
 
     def flush(self) -> None:
         """Wait some seconds until the planner has what was reported; after a wait in vain, not for a minute."""
@@ -95,20 +95,18 @@ class RolloutStream:
         self._reporter = self._planner = self._job = None
 
     def _report(self, tokens: Any, routed_experts: Any, read: Callable[..., SequenceRouting]) -> None:
-        if (job := self._follow()) is None or self._reporter is None:
-            return
+        job, _, reporter = self._follow()
         routing = read(routed_experts, job.layers, num_tokens=len(tokens))
-        self._reporter.report(None, name_sequence(tokens), routing.routed_TLK)
+        reporter.report(None, name_sequence(tokens), routing.routed_TLK)
 
     def _submit(self, all_tokens: Callable[[], Sequence[Any]]) -> None:
-        if (job := self._follow()) is None or self._reporter is None or self._planner is None:
-            return
+        job, planner, reporter = self._follow()
         names = [name_sequence(tokens) for tokens in all_tokens()]
-        self._reporter.flush(_TIMEOUT_S)
+        reporter.flush(_TIMEOUT_S)
         deadline_s = time.monotonic() + _ARRIVAL_S
         while True:
             try:
-                self._planner.submit_schedule(job.job, None, names)
+                planner.submit_schedule(job.job, None, names)
             except NotFound:
                 if time.monotonic() > deadline_s:
                     raise
@@ -116,22 +114,27 @@ class RolloutStream:
             else:
                 return
 
-    def _follow(self) -> RolloutJob | None:
-        """Return the job that trains now, with clients for it."""
-        if time.monotonic() - self._looked_s < _LOOK_S and self._job is not None:
-            return self._job
-        self._looked_s = time.monotonic()
-        job = self._find()
-        if job != self._job:
-            self.close()
-            self._job = job
-            if job is not None:
-                self._planner, self._reporter = job.clients(_TIMEOUT_S)
-                log.warning("relibra: samples of job %s are reported to %s where they finish", job.job, job.planner)
-        return job
+    def _follow(self) -> tuple[RolloutJob, PlannerClient, RolloutReporter]:
+        """Return the job that trains now, with clients for it.
 
-    def _try(self, call: Callable[[], Any], message: str) -> None:
-        """Make a call; an error costs nothing but time in training."""
+        Raises:
+            NotReady: nobody has registered one.
+        """
+        if self._job is None or time.monotonic() - self._looked_s >= _LOOK_S:
+            self._looked_s = time.monotonic()
+            job = self._find()
+            if job != self._job:
+                self.close()
+                self._job = job
+                if job is not None:
+                    self._planner, self._reporter = job.clients(_TIMEOUT_S)
+                    log.warning("relibra: samples of job %s are reported to %s where they finish", job.job, job.planner)
+        if self._job is None or self._planner is None or self._reporter is None:
+            raise NotReady("no training process has registered a job that is balanced")
+        return self._job, self._planner, self._reporter
+
+    def _try(self, call: Callable[[], Any], message: str) -> bool:
+        """Make a call, and return whether it succeeded; an error costs nothing but time in training."""
         try:
             call()
         except RelibraError as error:
@@ -141,6 +144,8 @@ class RolloutStream:
             self._failed.note(text, "relibra: " + message, text, level=logging.ERROR, exc_info=True)
         else:
             self._failed.over()
+            return True
+        return False
 
 
 @functools.cache
