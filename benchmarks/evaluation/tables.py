@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks.drift import drift
 from benchmarks.evaluation.hosts import hosts
+from benchmarks.evaluation.low_ends import low_ends_by_bound
 from benchmarks.evaluation.one_node import hosts_on_one_node
 from benchmarks.evaluation.page import Row, cases, markdown, write_tables
 from benchmarks.evaluation.rivals import POLICIES, slot_memory
@@ -236,6 +237,7 @@ EVALUATION: Tables = {
     "headline": _headline,
     "questions": _questions,
     "presets": lambda: _lines(_sorted("presets"), _GAINS),
+    "low_ends": low_ends_by_bound,
     "hardware": lambda: _lines(cases("hardware", "hardware", "ep", "dispatcher"), _GAINS),
     "baselines": _baselines,
     "one_node": hosts_on_one_node,
