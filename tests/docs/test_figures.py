@@ -14,6 +14,7 @@ from benchmarks.evaluation import low_ends
 from benchmarks.evaluation import tables as evaluation
 from benchmarks.long_sequences.measure import long_sequences
 from benchmarks.peers import tables as peers
+from benchmarks.rl_drift import rl_drift
 from benchmarks.twin import tables as twin_tables
 from benchmarks.wall_clock import table as wall_clock
 from harness.doc_blocks import REPOSITORY
@@ -24,7 +25,9 @@ Cells = tuple[str, ...]
 
 GENERATED: Mapping[Path, Mapping[str, Callable[[], str]]] = {
     **evaluation.TABLES,
-    DOCS / "simulation.md": evaluation.SIMULATION | wall_clock.TABLES | {"long_sequences": long_sequences},
+    DOCS / "simulation.md": evaluation.SIMULATION
+    | wall_clock.TABLES
+    | {"long_sequences": long_sequences, "rl_drift": rl_drift},
     DOCS / "peers.md": peers.TABLES,
     DOCS / "optimality.md": {"slots": slots.slots, "placements": placement_gap.placements},
     twin_tables.PAGE: twin_tables.TABLES,
@@ -223,6 +226,23 @@ def test_the_page_says_what_keeps_low_ends_below_96_per_cent() -> None:
     assert sum(decides[part] for part in ("dispatch", "transfers", "tiles", "moves")) == len(rows)
     assert f"would be at {100 * without:.1f} % or more" in text
     assert f"Imbalance is at most {100 * max(row['imbalance'] for row in rows):.1f} %" in text
+
+
+def test_what_the_page_says_of_drift_in_rl() -> None:
+    one, two = ([row for row in results.read("rl_drift") if row["num_nodes"] == nodes] for nodes in (1, 2))
+
+    def said(rows: Sequence[Row], key: str, digits: int) -> str:
+        return " to ".join(f"{end(row[key] for row in rows):.{digits}f}" for end in (min, max))
+
+    text = re.sub(r"\s+", " ", (DOCS / "simulation.md").read_text(encoding="utf-8"))
+    assert f"moves popularity by {said(one, 'sigma', 2)} in 16 steps" in text
+    assert f"sampling alone would make {said(one, 'sigma_sampling', 2)}" in text
+    assert f"{100 * one[-1]['sigma'] / 16:.1f} % in the last round" in text
+    assert f"they leave {said(one, 'round_before', 3)} on one node, and {said(two, 'round_before', 2)} on two" in text
+    assert f"they leave {one[-1]['first_round']:.2f} and {two[-1]['first_round']:.2f}." in text
+    assert f"history leaves {said(one, 'history', 2)} on one node and {said(two, 'history', 2)} on two" in text
+    replays = (f"{max(row['replay'] for row in rows):.3f}" for rows in (one, two))
+    assert f"replay leaves {' and '.join(replays)}." in text
 
 
 def wall_clock_files() -> list[str]:
