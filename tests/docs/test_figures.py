@@ -245,6 +245,26 @@ def test_what_the_page_says_of_drift_in_rl() -> None:
     assert f"replay leaves {' and '.join(replays)}." in text
 
 
+def test_what_the_page_says_of_a_prediction_that_missed() -> None:
+    rows = [results.read(f"wall_clock_recorded-{run}")[0] for run in (1, 2)]
+    checksums = results.read("wall_clock_checksums")
+    text = re.sub(r"\s+", " ", (DOCS / "simulation.md").read_text(encoding="utf-8"))
+    low, high = (1e3 * end(row["cpu_s"] for row in checksums) for end in (min, max))
+    assert {row["passes"] for row in checksums} == {4}
+    assert f"four times a step, {results.settings('wall_clock_checksums')['bytes_of_a_pass'] / 1e6:.0f} MB each" in text
+    assert f"takes {low:.0f} to {high:.0f} ms of a rank's processor" in text
+    assert all(wall_clock.unexplained_s(row) < high / 1e3 for row in rows), "checksums may explain all that is left"
+    too_slow = sorted(
+        row["predicted"]["planning_s"] + row["predicted"]["reorder_s"] - row["waited_s"]["plan_wait_s"] for row in rows
+    )
+    assert "predicted too slow by {:.0f} and {:.0f} ms".format(*(1e3 * each for each in too_slow)) in text
+    of_medians = rows[0]["step_s"]["plain"] / rows[0]["step_s"]["relibra"]
+    assert (
+        f"the ratio of the median steps is {of_medians:.3f}x, and the median of the ratios {rows[0]['gain']:.3f}x"
+        in text
+    )
+
+
 def wall_clock_files() -> list[str]:
     return [path.stem for path in results.RESULTS.glob("wall_clock-*.json")]
 
