@@ -96,7 +96,10 @@ PARTS = (
     ),
     Part(
         name="the clock, on recorded routing",
-        commands=[_clock("--tokens", "512", "--recorded", run) for run in ("1", "2")],
+        commands=[
+            *(_clock("--tokens", "512", "--recorded", run) for run in ("1", "2")),
+            ("-m", "benchmarks.wall_clock.checksums"),
+        ],
         lacks=_lacks_recording,
     ),
     Part(

@@ -237,7 +237,6 @@ EVALUATION: Tables = {
     "headline": _headline,
     "questions": _questions,
     "presets": lambda: _lines(_sorted("presets"), _GAINS),
-    "low_ends": low_ends_by_bound,
     "hardware": lambda: _lines(cases("hardware", "hardware", "ep", "dispatcher"), _GAINS),
     "baselines": _baselines,
     "one_node": hosts_on_one_node,
@@ -250,6 +249,7 @@ PARTS: Tables = {
     "domains": lambda: _lines(cases("domains", "model", "domain"), _GAINS),
     "counts": lambda: _lines(_sorted("counts"), _GAINS),
     "costs": _costs,
+    "low_ends": low_ends_by_bound,
 }
 SIMULATION: Tables = {
     "drift": drift,

@@ -1,8 +1,10 @@
+import sys
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.pages import PARTS, Inputs, choose
+from benchmarks import pages
+from benchmarks.pages import PARTS, Inputs, Part, choose
 from benchmarks.peers.checkouts import CHECKOUTS
 
 
@@ -48,3 +50,24 @@ def test_a_missing_trace_is_named(inputs):
     assert "expected deepseek-v3_counts_dev.npz in" in reasons["the evaluation"]
     assert "the peers" in reasons
     assert "the twin" not in reasons
+
+
+def test_parts_run_in_order_with_their_folders_and_the_end_names_both(tmp_path, monkeypatch, capfd):
+    parts = [
+        Part(name="first", commands=[("-c", "print('one of', '{peers}')"), ("-c", "print('two')")]),
+        Part(name="second", commands=[("-c", "print('three')")]),
+        Part(name="third", commands=[("-c", "print('never')")], lacks=lambda inputs: "expected a moon"),
+    ]
+    monkeypatch.setattr(pages, "PARTS", parts)
+    monkeypatch.setattr(pages, "_SHOW", ())
+    monkeypatch.setattr(sys, "argv", ["pages", "--peers", str(tmp_path)])
+    pages.main()
+    assert capfd.readouterr().out.splitlines() == [
+        "LEFT OUT: third: expected a moon",
+        "first ...",
+        f"one of {tmp_path}",
+        "two",
+        "second ...",
+        "three",
+        "computed again: first, second; left out: third",
+    ]
