@@ -18,7 +18,7 @@ WHOLE_JOB_READY := $(WHOLE_JOB_VENV)/ready
 # Tests start hundreds of processes, and each would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-rollout test test-all test-containers test-megatron test-frameworks test-rollout releases-before canary test-robustness test-long docs audit lint proto proto-check gpu-bundle gpu-check bench bench-peers evaluation clean
+.PHONY: demo demo-rollout test test-all test-containers test-megatron test-frameworks test-rollout releases-before canary test-robustness test-long docs audit lint proto proto-check gpu-bundle gpu-check bench evaluation clean
 
 demo: $(READY)all  ## run a real MoE RL job, plain and balanced, on this machine; ARGS=--keep leaves its pages up
 	$(BIN)/relibra demo $(ARGS)
@@ -110,13 +110,8 @@ gpu-check:  ## run all tests and benchmarks that need a CUDA device; ARGS="--sta
 bench: $(READY)figures  ## measure and draw docs/benchmarks.md; about five minutes, needs RELIBRA_TRACES
 	for each in imbalance scale gap placement_gap slots figures balance; do PYTHONPATH=tests $(BIN)/python -m benchmarks.$$each || exit 1; done
 
-# PEERS is a folder of checkouts: python -m benchmarks.peers.checkouts DIR makes it.
-bench-peers: $(READY)figures  ## run the planners that others publish, from PEERS=DIR, and write docs/peers.md; minutes of a core, needs RELIBRA_TRACES
-	@test -n '$(PEERS)' || { echo 'which peers? $(BIN)/python -m benchmarks.peers.checkouts DIR, then make bench-peers PEERS=DIR'; exit 2; }
-	for each in 'peers $(PEERS)' peers.tables; do $(BIN)/python -m benchmarks.$$each || exit 1; done
-
-evaluation: $(READY)figures  ## compute and draw docs/evaluation.md; ten to fifteen minutes on two cores, needs RELIBRA_TRACES
-	for each in evaluation evaluation.tables evaluation.figures defaults twin; do $(BIN)/python -m benchmarks.$$each || exit 1; done
+evaluation: $(READY)figures  ## compute every figure of the evaluation, twin and peers again; without PEERS=DIR, OLMOE=DIR, RELIBRA_TRACES or an idle machine, says what it leaves out
+	$(BIN)/python -m benchmarks.pages $(if $(PEERS),--peers '$(PEERS)') $(if $(OLMOE),--olmoe '$(OLMOE)')
 
 clean:
 	rm -rf .venv .venv-3.* .venv-audit .venv-dist .venv-lock .venv-frameworks .venv-proto

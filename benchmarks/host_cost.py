@@ -42,7 +42,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.driver_stub import StubDriver
 from benchmarks.host_stand_ins import NUM_RANKS, Nowhere, StubMemory, TinyExperts
-from benchmarks.laps import Laps, Operations, small_operation_us
+from benchmarks.laps import WARM_UPS, Laps, Operations, small_operation_us
 from benchmarks.results import show, write
 from relibra.agent.cells.arrivals import Arrivals
 from relibra.agent.cells.cells import StepCells
@@ -222,7 +222,7 @@ def measured_us(cases: Mapping[str, Layers], num_turns: int, *, is_first_time: b
         for name, layers in cases.items():
             if is_first_time:
                 layers.begin_step()
-            turns[name] += [by_stage(layers, lambda: time.thread_time() * 1e6)] * (turn > 10)
+            turns[name] += [by_stage(layers, lambda: time.thread_time() * 1e6)] * (turn >= WARM_UPS)
     return {
         name: {stage: float(np.percentile([each[stage] for each in of_turns], 10)) for stage in of_turns[0]}
         for name, of_turns in turns.items()
@@ -275,7 +275,10 @@ def main() -> None:
     """Measure, print a table and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=int, default=2000)
-    num_turns = parser.parse_args().cells // MODEL.num_layers
+    num_turns = (num_cells := parser.parse_args().cells) // MODEL.num_layers
+    if num_turns <= WARM_UPS:
+        least = (WARM_UPS + 1) * MODEL.num_layers
+        parser.error(f"--cells: expected {least} or more, because {WARM_UPS} turns warm up; got {num_cells}")
     torch.set_num_threads(1)
     driver = StubDriver()
     with launching_with(driver):

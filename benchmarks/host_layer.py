@@ -30,7 +30,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.laps import Laps, Operations, small_operation_us
+from benchmarks.laps import WARM_UPS, Laps, Operations, small_operation_us
 from benchmarks.results import show, write
 from relibra.demo import megatron_on_cpu
 
@@ -147,6 +147,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=300)
     num_turns = parser.parse_args().turns
+    if num_turns <= WARM_UPS:
+        parser.error(f"--turns: expected more than the {WARM_UPS} that warm up, got {num_turns}")
     warnings.simplefilter("ignore")
     logging.getLogger("megatron").setLevel(logging.ERROR)
     torch.set_num_threads(1)
@@ -162,7 +164,7 @@ def main() -> None:
     rows = []
     for stage, num in counted.by_stage.items():
         passes = NUM_LAYERS * (1 if stage == "backward" else 2)
-        spent_us = float(np.percentile([laps.by_stage[stage] for laps in turns[10:]], 10)) / passes * 1e6
+        spent_us = float(np.percentile([laps.by_stage[stage] for laps in turns[WARM_UPS:]], 10)) / passes * 1e6
         rows.append({"stage": stage, "us": round(spent_us, 1), "operations": num / passes})
     show(f"a layer of megatron-core, a pass; a small operation takes {operation_us} us", rows)
     write("host_layer", rows, turns=num_turns, small_operation_us=operation_us)

@@ -9,6 +9,9 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+WARM_UPS = 10
+"""The first turns of a measurement, which are slower and do not count."""
+
 
 class Laps:
     """Sums up by stage what a gauge rises by.

@@ -28,6 +28,7 @@ from benchmarks.evaluation.cases import (
     trace,
 )
 from benchmarks.evaluation.counts import counts
+from benchmarks.evaluation.low_ends import low_ends
 from benchmarks.evaluation.one_node import one_node
 from benchmarks.evaluation.rivals import rivals
 from benchmarks.evaluation.sensitivity import sensitivity
@@ -90,15 +91,18 @@ PARTS: dict[str, Callable[[], Iterable[Case]]] = {
     "rivals": rivals,
     "one_node": one_node,
     "sensitivity": sensitivity,
+    "low_ends": low_ends,
 }
 
 
 def main() -> None:
-    """Run the parts named on the command line, or all parts."""
+    """Run the parts named on the command line, or all parts. `low_ends` reads the presets, so it runs after them."""
+    asked = sys.argv[1:] or list(PARTS)
     with ProcessPoolExecutor() as pool:
-        running = {part: [pool.submit(case) for case in PARTS[part]()] for part in sys.argv[1:] or PARTS}
-        for part, futures in running.items():
-            rows = [row for future in futures for row in future.result()]
-            results.write(
-                f"evaluation-{part}", rows, trace=GPT_OSS, micro_batches=NUM_MICRO_BATCHES, tokens_per_gpu=8192
-            )
+        for parts in ([each for each in asked if each != "low_ends"], [each for each in asked if each == "low_ends"]):
+            running = {part: [pool.submit(case) for case in PARTS[part]()] for part in parts}
+            for part, futures in running.items():
+                rows = [row for future in futures for row in future.result()]
+                results.write(
+                    f"evaluation-{part}", rows, trace=GPT_OSS, micro_batches=NUM_MICRO_BATCHES, tokens_per_gpu=8192
+                )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks.drift import drift
 from benchmarks.evaluation.hosts import hosts
+from benchmarks.evaluation.low_ends import low_ends_by_bound
 from benchmarks.evaluation.one_node import hosts_on_one_node
 from benchmarks.evaluation.page import Row, cases, markdown, write_tables
 from benchmarks.evaluation.rivals import POLICIES, slot_memory
@@ -248,6 +249,7 @@ PARTS: Tables = {
     "domains": lambda: _lines(cases("domains", "model", "domain"), _GAINS),
     "counts": lambda: _lines(_sorted("counts"), _GAINS),
     "costs": _costs,
+    "low_ends": low_ends_by_bound,
 }
 SIMULATION: Tables = {
     "drift": drift,

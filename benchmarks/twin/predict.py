@@ -189,7 +189,7 @@ def layer(row: Row) -> Figure:
     """
     row = {**row, "hardware": "h200", "dispatcher": "alltoall", "ep": 8, "domain": 8, "length": 8192}
     training = replace(_training(row), model=replace(_SHAPES[row["model"]], num_layers=1))
-    model, num_hot = training.model, 16
+    model, num_hot = training.model, row["experts"]
     per_rank = model.num_experts // 8
     cluster = replace(training.cluster, redundant_slots=per_rank)
     share_E = np.full(model.num_experts, (1 - row["hot"]) / (model.num_experts - num_hot))

@@ -21,13 +21,17 @@ _PARTS: Mapping[str, tuple[str, Callable[[Row], str], str]] = {
     "share": ("share of balance at imbalance", lambda row: f"{row['model']}, {row['of']}, {row['imbalance']}", ".1%"),
     "length": ("share of balance, longer sequences", lambda row: f"{row['model']}, {row['length']:,} tokens", ".1%"),
     "replicas": ("replicas in a cell", lambda row: f"256 experts, EP 64, imbalance {row['imbalance']}", ".0f"),
-    "layer": ("gain of LLEP in a layer", lambda row: f"{row['model']}, {row['hot']:.0%} to 16 experts", ".2f"),
+    "layer": ("gain of LLEP in a layer", lambda row: f"{row['model']}, {row['hot']:.0%} to {_experts(row)}", ".2f"),
 }
 """By kind: what the figure is, the settings of a row, and the format of its figures."""
 
 
 def _job(row: Row) -> str:
     return f"{row['model']}, {row['gpus']} {row['hardware'].upper()}, EP {row['ep']}, {row['dispatcher']}"
+
+
+def _experts(row: Row) -> str:
+    return "one expert" if row["experts"] == 1 else f"{row['experts']} experts"
 
 
 def error(row: Row) -> float:

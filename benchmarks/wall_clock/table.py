@@ -46,14 +46,51 @@ def _line(row: dict[str, Any]) -> tuple[object, ...]:
     )
 
 
+def _runs() -> list[tuple[str, dict[str, Any]]]:
+    """Return the runs on recorded routing by name, that before all others first."""
+    paths = results.RESULTS.glob("wall_clock_recorded-*.json")
+    found = [(path.stem.partition("-")[2], json.loads(path.read_text())["rows"][0]) for path in paths]
+    return sorted(found, key=lambda each: (each[0] != "before", each[0]))
+
+
+def unexplained_s(row: dict[str, Any]) -> float:
+    """Return the seconds of a balanced step beyond the predicted ones, with measured waits for plans and moves."""
+    predicted, waited_s = row["predicted"], row["waited_s"]
+    known_s = predicted["relibra_s"] - predicted["planning_s"] - predicted["reorder_s"]
+    return float(row["step_s"]["relibra"] - known_s - waited_s["plan_wait_s"] - waited_s["reorder_s"])
+
+
+def accounts() -> str:
+    """Return, for every run on recorded routing, what is missing in the predicted steps."""
+    lines = []
+    for run, row in _runs():
+        if run == "before":
+            continue
+        predicted, measured_s, left_s = row["predicted"], row["step_s"], unexplained_s(row)
+        lines.append(
+            (
+                run,
+                f"{measured_s['plain']:.2f}",
+                f"{predicted['plain_s'] / measured_s['plain'] - 1:+.1%}",
+                f"{measured_s['relibra']:.2f}",
+                f"{predicted['relibra_s'] / measured_s['relibra'] - 1:+.1%}",
+                *(f"{1e3 * predicted[name]:.0f} / {1e3 * row['waited_s'][waited]:.0f}" for name, waited in _WAITS),
+                f"{1e3 * left_s:.0f} ({left_s / measured_s['relibra']:.1%})",
+            )
+        )
+    headings = ("run", "plain step, s", "predicted", "relibra's step, s", "predicted", *_WAIT_HEADINGS, "left, ms")
+    return markdown(headings, lines)
+
+
+_WAITS = (("planning_s", "plan_wait_s"), ("reorder_s", "reorder_s"))
+_WAIT_HEADINGS = ("planning, predicted / measured ms", "moves, predicted / measured ms")
+
+
 def recorded() -> str:
     """Return what the simulator said `before` of the runs on recorded routing, and a line for every run after that."""
     lines = []
-    for path in sorted(
-        results.RESULTS.glob("wall_clock_recorded-*.json"), key=lambda path: ("before" not in path.stem, path.stem)
-    ):
-        row = json.loads(path.read_text())["rows"][0]
-        run, predicted = path.stem.partition("-")[2], row["predicted"]
+    for run, row in _runs():
+        predicted = row["predicted"]
         measured = (
             f"{row['of_balance']:.1%}",
             f"{row['gain']:.3f}x",
@@ -73,7 +110,7 @@ def recorded() -> str:
     return markdown(headings, lines)
 
 
-TABLES = {"wall_clock": wall_clock, "wall_clock_recorded": recorded}
+TABLES = {"wall_clock": wall_clock, "wall_clock_recorded": recorded, "wall_clock_accounts": accounts}
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """What the agent adds to a cell, in operations and launches: each costs the host as much as several hooks do."""
 
+import sys
 from collections.abc import Iterator
 
 import pytest
 
+from benchmarks import host_cost
 from benchmarks.driver_stub import StubDriver
-from benchmarks.host_cost import REPLICAS, Counts, Layers, counts, launching_with
+from benchmarks.host_cost import MODEL, REPLICAS, Counts, Layers, counts, launching_with
 from benchmarks.host_stand_ins import StubMemory
 from harness.counting_driver import counting_driver
 
@@ -22,6 +24,13 @@ def beyond(layers: Layers, driver: StubDriver) -> Counts:
     num_plain = counts(Layers(None), driver).operations
     found = counts(layers, driver)
     return found._replace(operations=found.operations - num_plain)
+
+
+def test_cells_that_all_warm_up_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setattr(sys, "argv", ["host_cost", "--cells", str(10 * MODEL.num_layers)])
+    with pytest.raises(SystemExit):
+        host_cost.main()
+    assert f"--cells: expected {11 * MODEL.num_layers} or more" in capsys.readouterr().err
 
 
 def test_a_cell_without_replicas_queues_nothing(driver: StubDriver) -> None:

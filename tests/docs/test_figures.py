@@ -1,6 +1,7 @@
 """Every figure on a page equals the figure in its result file."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 
 from benchmarks import placement_gap, results, slots
+from benchmarks.evaluation import low_ends
 from benchmarks.evaluation import tables as evaluation
 from benchmarks.long_sequences.measure import long_sequences
 from benchmarks.peers import tables as peers
+from benchmarks.rl_drift import rl_drift
 from benchmarks.twin import tables as twin_tables
 from benchmarks.wall_clock import table as wall_clock
 from harness.doc_blocks import REPOSITORY
@@ -22,7 +25,9 @@ Cells = tuple[str, ...]
 
 GENERATED: Mapping[Path, Mapping[str, Callable[[], str]]] = {
     **evaluation.TABLES,
-    DOCS / "simulation.md": evaluation.SIMULATION | wall_clock.TABLES | {"long_sequences": long_sequences},
+    DOCS / "simulation.md": evaluation.SIMULATION
+    | wall_clock.TABLES
+    | {"long_sequences": long_sequences, "rl_drift": rl_drift},
     DOCS / "peers.md": peers.TABLES,
     DOCS / "optimality.md": {"slots": slots.slots, "placements": placement_gap.placements},
     twin_tables.PAGE: twin_tables.TABLES,
@@ -205,6 +210,61 @@ def test_the_page_says_how_many_low_ends_reach_96_per_cent() -> None:
     assert f"over nodes in only {len(between[0])} of {len(between[1])} rows" in text
 
 
+def test_the_page_says_what_keeps_low_ends_below_96_per_cent() -> None:
+    rows = results.read("evaluation-low_ends")
+    where = ("model", "ep", "dispatcher", "low_end")
+    assert {tuple(row[key] for key in where) for row in rows} == {
+        tuple(row[key] for key in where) for row in low_ends.below()
+    }
+    for row in rows:
+        assert sum(row[part] for part in low_ends.PARTS) == pytest.approx(1 - row["low_end"], abs=1e-6)
+    decides = Counter(map(low_ends.deciding, rows))
+    without = min(row["low_end"] / (1 - row[low_ends.deciding(row)]) for row in rows)
+    text = re.sub(r"\s+", " ", (DOCS / "evaluation-parts.md").read_text(encoding="utf-8"))
+    said = "**Dispatch decides in {dispatch} rows, transfers in {transfers}, tiles in {tiles} and moves in {moves}.**"
+    assert said.format(**decides) in text
+    assert sum(decides[part] for part in ("dispatch", "transfers", "tiles", "moves")) == len(rows)
+    assert f"would be at {100 * without:.1f} % or more" in text
+    assert f"Imbalance is at most {100 * max(row['imbalance'] for row in rows):.1f} %" in text
+
+
+def test_what_the_page_says_of_drift_in_rl() -> None:
+    one, two = ([row for row in results.read("rl_drift") if row["num_nodes"] == nodes] for nodes in (1, 2))
+
+    def said(rows: Sequence[Row], key: str, digits: int) -> str:
+        return " to ".join(f"{end(row[key] for row in rows):.{digits}f}" for end in (min, max))
+
+    text = re.sub(r"\s+", " ", (DOCS / "simulation.md").read_text(encoding="utf-8"))
+    assert f"moves popularity by {said(one, 'sigma', 2)} in 16 steps" in text
+    assert f"sampling alone would make {said(one, 'sigma_sampling', 2)}" in text
+    assert f"{100 * one[-1]['sigma'] / 16:.1f} % in the last round" in text
+    assert f"they leave {said(one, 'round_before', 3)} on one node, and {said(two, 'round_before', 2)} on two" in text
+    assert f"they leave {one[-1]['first_round']:.2f} and {two[-1]['first_round']:.2f}." in text
+    assert f"history leaves {said(one, 'history', 2)} on one node and {said(two, 'history', 2)} on two" in text
+    replays = (f"{max(row['replay'] for row in rows):.3f}" for rows in (one, two))
+    assert f"replay leaves {' and '.join(replays)}." in text
+
+
+def test_what_the_page_says_of_a_prediction_that_missed() -> None:
+    rows = [results.read(f"wall_clock_recorded-{run}")[0] for run in (1, 2)]
+    checksums = results.read("wall_clock_checksums")
+    text = re.sub(r"\s+", " ", (DOCS / "simulation.md").read_text(encoding="utf-8"))
+    low, high = (1e3 * end(row["cpu_s"] for row in checksums) for end in (min, max))
+    assert {row["passes"] for row in checksums} == {4}
+    assert f"four times a step, {results.settings('wall_clock_checksums')['bytes_of_a_pass'] / 1e6:.0f} MB each" in text
+    assert f"takes {low:.0f} to {high:.0f} ms of a rank's processor" in text
+    assert all(wall_clock.unexplained_s(row) < high / 1e3 for row in rows), "checksums may explain all that is left"
+    too_slow = sorted(
+        row["predicted"]["planning_s"] + row["predicted"]["reorder_s"] - row["waited_s"]["plan_wait_s"] for row in rows
+    )
+    assert "predicted too slow by {:.0f} and {:.0f} ms".format(*(1e3 * each for each in too_slow)) in text
+    of_medians = rows[0]["step_s"]["plain"] / rows[0]["step_s"]["relibra"]
+    assert (
+        f"the ratio of the median steps is {of_medians:.3f}x, and the median of the ratios {rows[0]['gain']:.3f}x"
+        in text
+    )
+
+
 def wall_clock_files() -> list[str]:
     return [path.stem for path in results.RESULTS.glob("wall_clock-*.json")]
 
@@ -222,5 +282,10 @@ def test_what_the_twin_says_of_gains_stands_on_the_pages_with_the_headlines() ->
     for page in ("README.md", "docs/evaluation.md"):
         text = re.sub(r"\s+", " ", (REPOSITORY / page).read_text(encoding="utf-8"))
         assert said in text
+    of_llep = [100 * twin_tables.error(row) for row in results.read("twin") if row["kind"] == "layer"]
+    page = re.sub(r"\s+", " ", twin_tables.PAGE.read_text(encoding="utf-8"))
+    assert (
+        f"all of LLEP's {len(of_llep)} gains come out too high, by {min(of_llep):.0f} to {max(of_llep):.0f} %" in page
+    )
     num_counted = sum(map(twin_tables.counts, results.read("twin")))
     assert f"On {num_counted} figures that others measured" in text

@@ -44,6 +44,14 @@ class Estimate:
 
 def estimate(ratio: Callable[[Constants], float], middle: Constants, ranges: Mapping[str, Range]) -> Estimate:
     """Return a ratio with its values at the worst and at the best corner of the ranges."""
+    low, high = corners(ratio, middle, ranges)
+    return Estimate(ratio(middle), ratio(low), ratio(high))
+
+
+def corners(
+    ratio: Callable[[Constants], float], middle: Constants, ranges: Mapping[str, Range]
+) -> tuple[Constants, Constants]:
+    """Return the constants that make a ratio lowest, and those that make it highest."""
 
     def of_values(start: Constants, name: str) -> dict[float, float]:
         values = {getattr(start, name), ranges[name].low, ranges[name].high}
@@ -58,4 +66,4 @@ def estimate(ratio: Callable[[Constants], float], middle: Constants, ranges: Map
         of_low, of_high = of_values(low, name), of_values(high, name)
         low = replace(low, **{name: min(of_low, key=of_low.__getitem__)})
         high = replace(high, **{name: max(of_high, key=of_high.__getitem__)})
-    return Estimate(ratio(middle), ratio(low), ratio(high))
+    return low, high
