@@ -14,7 +14,7 @@ The simulation gets constants of this machine: the times of an expert and of an 
 between the steps, the host time of a cell with replicas and of a step (`host_time`), measured before, and
 the times of the warm-up steps' reorders. It takes the speed of everything else from forced balance. The times of plain
 and relibra are then predictions. `python -m benchmarks.wall_clock.table` writes predicted and measured figures of all
-cases side by side into docs/simulation.md.
+cases side by side into docs/clock.md.
 
 `--recorded RUN` takes the routing of gpt-oss-20b instead, in a model whose experts take most of a step: see `shape_of`
 and `routing.recorded`. RUN names the file of the results.

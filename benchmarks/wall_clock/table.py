@@ -1,4 +1,4 @@
-"""Write the figures of all cases, and of the runs on recorded routing, into docs/simulation.md from the results.
+"""Write the figures of all cases, and of the runs on recorded routing, into docs/clock.md from the results.
 
 python -m benchmarks.wall_clock.table
 """
@@ -114,4 +114,4 @@ TABLES = {"wall_clock": wall_clock, "wall_clock_recorded": recorded, "wall_clock
 
 
 if __name__ == "__main__":
-    write_tables(Path(__file__).parents[2] / "docs" / "simulation.md", TABLES)
+    write_tables(Path(__file__).parents[2] / "docs" / "clock.md", TABLES)

@@ -25,9 +25,8 @@ Cells = tuple[str, ...]
 
 GENERATED: Mapping[Path, Mapping[str, Callable[[], str]]] = {
     **evaluation.TABLES,
-    DOCS / "simulation.md": evaluation.SIMULATION
-    | wall_clock.TABLES
-    | {"long_sequences": long_sequences, "rl_drift": rl_drift},
+    DOCS / "simulation.md": evaluation.SIMULATION | {"long_sequences": long_sequences, "rl_drift": rl_drift},
+    DOCS / "clock.md": wall_clock.TABLES,
     DOCS / "peers.md": peers.TABLES,
     DOCS / "optimality.md": {"slots": slots.slots, "placements": placement_gap.placements},
     twin_tables.PAGE: twin_tables.TABLES,
@@ -248,7 +247,7 @@ def test_what_the_page_says_of_drift_in_rl() -> None:
 def test_what_the_page_says_of_a_prediction_that_missed() -> None:
     rows = [results.read(f"wall_clock_recorded-{run}")[0] for run in (1, 2)]
     checksums = results.read("wall_clock_checksums")
-    text = re.sub(r"\s+", " ", (DOCS / "simulation.md").read_text(encoding="utf-8"))
+    text = re.sub(r"\s+", " ", (DOCS / "clock.md").read_text(encoding="utf-8"))
     low, high = (1e3 * end(row["cpu_s"] for row in checksums) for end in (min, max))
     assert {row["passes"] for row in checksums} == {4}
     assert f"four times a step, {results.settings('wall_clock_checksums')['bytes_of_a_pass'] / 1e6:.0f} MB each" in text
