@@ -30,7 +30,7 @@ class Watched:
         self._group, cells = agent._groups.ep, agent._opener.cells
         self._members, self._ep_rank = dist.get_process_group_ranks(self._group), dist.get_rank(self._group)
         self._num_experts = cells.num_experts
-        chunks = {tuple(layer._chunk) for layer in agent.layers.values()}
+        chunks = {tuple(layer.look_ahead._chunk) for layer in agent.layers.values()}
         sizes = [
             sum(cells.is_split(index, layer) for layer in chunk)
             for index in range(num_micro_batches)
