@@ -2,7 +2,7 @@
 
 import pytest
 from redis import Redis
-from store.test_bounded_cluster import node  # noqa: F401
+from store.test_bounded_cluster import cluster, node  # noqa: F401
 
 from harness.redis_deployments import Node
 from harness.services import CLUSTER, MODEL, PARAMS, Loop
