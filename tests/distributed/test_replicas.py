@@ -145,10 +145,12 @@ def test_weights_are_on_their_way_before_they_are_wanted(cluster, recomputation)
     job.agent.detach()
 
 
+@pytest.mark.parametrize("sees_optimizer", [True, False])
 @on_ranks(EP4)
-def test_S5_no_weights_outlive_an_optimizer_step_within_a_phase(cluster):
-    """The last backward before the step guesses the first forward after it."""
-    plain, (job, _) = GptJob(cluster, native=True), balanced_job(cluster, native=True)
+def test_S5_no_weights_outlive_an_optimizer_step_within_a_phase(cluster, sees_optimizer):
+    """The last backward before the step guesses the first forward after it, if the agent sees the step."""
+    plain = GptJob(cluster, native=True)
+    job, _ = balanced_job(cluster, native=True, sees_optimizer=sees_optimizer)
     differences = Differences()
     job.agent.begin_step(0, Phase.UPDATE)
     for _ in range(num_micro_batches()):

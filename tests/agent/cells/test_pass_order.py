@@ -54,6 +54,16 @@ def test_all_uses_of_a_phase_follow_one_another(num_chunks: int, stage: int, num
     assert [order.next_use(*each) for each in zip(uses, moments, strict=True)] == [*uses[1:], None]
 
 
+def test_S5_no_forward_is_guessed_from_a_backward_where_nobody_sees_the_optimizer_step() -> None:
+    order, cells = PassOrder(CHUNKS[:1], sees_optimizer=False), cells_of()
+    uses = uses_of(order, cells, TWO_STAGES["plain"][3])
+    moments = [Moment.BACKWARD if use.in_backward else Moment.FORWARD for use in uses]
+    guesses = [order.next_use(*each) for each in zip(uses, moments, strict=True)]
+    follows = zip(uses, [*uses[1:], None], strict=True)
+    assert guesses == [None if a.in_backward and b and not b.in_backward else b for a, b in follows]
+    assert guesses.count(None) == NUM_MICRO_BATCHES
+
+
 def test_without_backward_forwards_follow_one_another() -> None:
     order, cells = PassOrder(CHUNKS, 1, 2), cells_of()
     uses = uses_of(order, cells, "F00 F10 F01 F11 F20 F30 F21 F31")

@@ -39,6 +39,7 @@ def balance(
     transport: Transport = "process_group",
     num_steps: int = STEPS,
     homes_stay: bool = False,
+    sees_optimizer: bool = True,
 ) -> ScriptedPlans:
     """Attach an agent to a GPT, which gets another random plan in every step."""
     by_step = {
@@ -58,11 +59,11 @@ def balance(
         guard=False,
     )
     with emulated():
-        job.agent = attach(job.chunks, job.optimizer, config, plans=plans)
+        job.agent = attach(job.chunks, job.optimizer if sees_optimizer else None, config, plans=plans)
     return plans
 
 
-_BALANCING = {"plan", "collective_timeout_s", "transport", "num_steps", "homes_stay"}
+_BALANCING = {"plan", "collective_timeout_s", "transport", "num_steps", "homes_stay", "sees_optimizer"}
 
 
 def balanced_job(cluster: Cluster, **options: Any) -> tuple[GptJob, ScriptedPlans]:

@@ -119,7 +119,8 @@ def attach(
         )
         timed, host_copy = connect(config, groups, experts, device)
         of_chunks = [[index for index, (_, chunk) in by_index.items() if chunk is each] for each in chunks]
-        order = PassOrder(of_chunks, groups.pipeline.index(dist.get_rank()), len(groups.pipeline))
+        stage, num_stages = groups.pipeline.index(dist.get_rank()), len(groups.pipeline)
+        order = PassOrder(of_chunks, stage, num_stages, sees_optimizer=optimizer is not None)
         is_trained = any(require_gradients(experts.parameters[0]) for experts in held)
         is_fused = is_trained and any(layer.config.gradient_accumulation_fusion for layer, _ in moe_layers)
         waits = {index: megatron.gathering(chunk, layer.experts) for index, (layer, chunk) in by_index.items()}

@@ -57,10 +57,14 @@ class PassOrder:
         chunks: the indices of the MoE layers of every model chunk of the stage, ascending.
         stage: the stage, from 0.
         num_stages: the stages of the pipeline.
+        sees_optimizer: whether the agent drops weights that were fetched ahead when the optimizer steps. Otherwise no
+            forward is guessed from a backward, because an optimizer may step in between.
     """
 
-    def __init__(self, chunks: Sequence[Sequence[int]], stage: int = 0, num_stages: int = 1) -> None:
-        self._chunks, self._shape = chunks, (stage, num_stages, len(chunks))
+    def __init__(
+        self, chunks: Sequence[Sequence[int]], stage: int = 0, num_stages: int = 1, *, sees_optimizer: bool = True
+    ) -> None:
+        self._chunks, self._shape, self._sees_optimizer = chunks, (stage, num_stages, len(chunks)), sees_optimizer
         self._chunk_of = {layer: chunk for chunk, layers in enumerate(chunks) for layer in layers}
 
     def layers_with(self, layer: int) -> Sequence[int]:
@@ -74,7 +78,7 @@ class PassOrder:
         return Use(cells, micro_batch, layer, side, in_backward)
 
     def next_use(self, use: Use, moment: Moment) -> Use | None:
-        """Return the use after a use, which has replicas; None if it is the last one of a phase.
+        """Return the use after a use, which has replicas; None if it is the last one of a phase, or cannot be guessed.
 
         Args:
             use: the present use.
@@ -93,6 +97,8 @@ class PassOrder:
             if at not in following:
                 return None
             at = following[at]
+            if use.in_backward and not at.in_backward and not self._sees_optimizer:
+                return None
             layers = self._layers(cells, at)
         return self.use(cells, at.micro_batch, layers[0], in_backward=at.in_backward)
 
