@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 _Response = TypeVar("_Response")
 
-_END_TIMEOUT_S = 2.0
+_END_TIMEOUT_S = 5.0
 """How long a process that ends waits for a planner."""
 
 
