@@ -141,6 +141,9 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, help="the checkouts of `python -m benchmarks.peers.checkouts DIR`")
     parser.add_argument("--olmoe", type=Path, help="a checkout of allenai/OLMoE")
     options = parser.parse_args()
+    for option, folder in (("--peers", options.peers), ("--olmoe", options.olmoe)):
+        if folder is not None and not folder.is_dir():
+            parser.error(f"{option}: expected a folder, got {folder}")
     num_cores, (load, *_) = len(os.sched_getaffinity(0)), os.getloadavg()
     inputs = Inputs(traces=results.TRACES, num_cores=num_cores, load=load, peers=options.peers, olmoe=options.olmoe)
     parts, left_out = choose(inputs)

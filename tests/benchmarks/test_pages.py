@@ -52,6 +52,15 @@ def test_a_missing_trace_is_named(inputs):
     assert "the twin" not in reasons
 
 
+def test_a_folder_that_is_not_there_is_refused_before_anything_is_computed(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "argv", ["pages", "--peers", str(tmp_path / "typo")])
+    with pytest.raises(SystemExit):
+        pages.main()
+    said = capfd.readouterr()
+    assert f"--peers: expected a folder, got {tmp_path / 'typo'}" in said.err
+    assert not said.out
+
+
 def test_parts_run_in_order_with_their_folders_and_the_end_names_both(tmp_path, monkeypatch, capfd):
     parts = [
         Part(name="first", commands=[("-c", "print('one of', '{peers}')"), ("-c", "print('two')")]),
